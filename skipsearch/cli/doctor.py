@@ -89,9 +89,17 @@ def _check_load() -> str:
     busy, cores = load_average(), os.cpu_count() or 1
     if busy is None:
         return "unknown"
-    return f"{busy:.1f} of {cores} cores busy" + (
-        ": timings will be noisy" if busy > 0.5 * cores else ""
-    )
+    noisy = ": timings will be noisy" if _is_busy() else ""
+    return f"{busy:.1f} of {cores} cores busy{noisy}"
+
+
+def _is_busy() -> bool:
+    """Return whether other programs take more than half of the cores."""
+    import os
+
+    from skipsearch.core.machine import load_average
+
+    return (load_average() or 0.0) > 0.5 * (os.cpu_count() or 1)
 
 
 def _check_memory() -> str:
@@ -148,6 +156,8 @@ def _check_demo() -> str:
 
 def _check_draft_formats() -> str:
     """Return β of drafts of the embedded model in each number format on this machine."""
+    if _is_busy():
+        return "not timed, because other programs keep the cores busy"
     from skipsearch.core.reading import READ_ALL, Reading
     from skipsearch.engine import load_model
     from skipsearch.engine.draft_model import list_draft_weights, release_draft_copies

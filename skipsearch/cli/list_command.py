@@ -45,14 +45,19 @@ def list_entries(kind: str) -> dict[str, Any]:
 
 def _list_models() -> dict[str, str]:
     from skipsearch.models.families.table import FAMILIES
-    from skipsearch.models.loading.aliases import ALIASES
+    from skipsearch.models.loading.aliases import ALIASES, PACKAGED_MODELS
 
     known = f"models of the families {', '.join(sorted(FAMILIES))}"
     others = (
         "models of any other decoder-only class of transformers, read by structure and checked at "
         "load; `doctor --model` tells"
     )
-    return {"demo": "the embedded model"} | ALIASES | {"org/name, or a folder": known, "": others}
+    packaged = {
+        name: f"a GGUF file that the Python package {model.package.partition('==')[0]} carries"
+        for name, model in PACKAGED_MODELS.items()
+    }
+    names = {"demo": "the embedded model"} | packaged | ALIASES
+    return names | {"org/name, or a folder": known, "": others}
 
 
 def _list_tasks() -> dict[str, str]:

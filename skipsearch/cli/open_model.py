@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from skipsearch.decoding import Decoder
     from skipsearch.models import ModelAdapter
     from skipsearch.profile import Profile
+    from skipsearch.profile.compatibility import ModelFacts
 
 ProfileChoice = Annotated[
     str,
@@ -73,12 +74,63 @@ def load_model_and_profile(
         dtype, threads, quantization = defaults_from_profile(
             loaded, device, dtype, threads, quantization
         )
+    if (profile, dtype, quantization) == ("auto", "auto", None):
+        dtype = find_auto_dtype(named, task, folder, device)
     adapter = load_cli_model(
         named, device, dtype, engine, threads, quantization, loaded.engine if loaded else None
     )
     if profile == "auto":
         loaded = find_profile_for(adapter, named, task, folder, profile_threads=threads is None)
     return select_engine(adapter, engine, loaded.engine if loaded else None), loaded
+
+
+def find_auto_dtype(model_name: str, task: str, folder: Path | None, device: str) -> str:
+    """Return the dtype of the profile that `--profile auto` finds for this type of device.
+
+    Without one, or if the model cannot be opened, return `auto`. No weights are read, so the
+    profile is one for a model of this name and shape.
+    """
+    from skipsearch.core.machine import describe_machine
+    from skipsearch.errors import SkipSearchError
+    from skipsearch.models.loading.placement import pick_device
+    from skipsearch.profile.compatibility import MachineFacts
+    from skipsearch.profile.find import find_profile
+    from skipsearch.tasks import task_name
+
+    try:
+        place = pick_device(device)
+        machine = describe_machine(place)
+        default = "float32" if place.type == "cpu" else "bfloat16"
+        found = find_profile(
+            _read_model_facts(model_name, default),
+            MachineFacts(machine.kind, machine.name, machine.count),
+            task_name(task),
+            folder,
+        ).profile
+    except SkipSearchError:  # loading the model or the task says why
+        return "auto"
+    return "auto" if found is None else defaults_from_profile(found, device, "auto", None, None)[0]
+
+
+def _read_model_facts(model_name: str, dtype: str) -> ModelFacts:
+    """Return what a model's config says. Raises: ModelError."""
+    from skipsearch.models.loading.aliases import find_packaged_model
+    from skipsearch.models.loading.config import load_config
+    from skipsearch.models.loading.gguf_model import identify_gguf, is_gguf
+    from skipsearch.models.loading.hub import resolve_model
+    from skipsearch.profile.compatibility import ModelFacts
+
+    file = find_packaged_model(model_name)
+    if is_gguf(file):
+        identity, config, quantization = identify_gguf(file)
+        n_layers = config.num_hidden_layers
+        return ModelFacts(
+            identity, config.model_type, n_layers, dtype=dtype, quantization=quantization
+        )
+    folder, identity, _ = resolve_model(model_name, weights=False)
+    config = load_config(folder, model_name)
+    n_layers = config.get_text_config(decoder=True).num_hidden_layers
+    return ModelFacts(identity, config.model_type, n_layers, dtype=dtype)
 
 
 def defaults_from_profile(
@@ -129,19 +181,11 @@ def _require_same_model(profile: Profile, model_name: str) -> None:
 
     Raises: ProfileError, ModelError.
     """
-    from skipsearch.models.loading.config import load_config
-    from skipsearch.models.loading.hub import resolve_model
-    from skipsearch.profile.compatibility import ModelFacts, compatibility_warnings
+    from skipsearch.profile.compatibility import compatibility_warnings
 
     if model_name == "demo" or Path(model_name).expanduser().is_dir():
-        folder, identity, _ = resolve_model(model_name)
-        config = load_config(folder, model_name)
-        compatibility_warnings(
-            profile,
-            ModelFacts(
-                identity, config.model_type, config.get_text_config(decoder=True).num_hidden_layers
-            ),
-        )
+        facts = _read_model_facts(model_name, profile.model.dtype or "float32")
+        compatibility_warnings(profile, facts)
 
 
 def require_model(profile: str, model: str | None) -> None:
@@ -200,16 +244,15 @@ def find_profile_for(
     match = find_profile(
         collect_model_facts(model.spec), collect_machine_facts(model.spec), task, folder
     )
-    for step in match.steps if match.profile is None else match.steps[1:]:
+    for step in match.steps[1:] if match.profile or match.tasks else match.steps:
         if step.outcome != NO_PROFILE:
             err.print(f"{step}", style="dim")
     if match.profile is None:
         warn(
             [
                 f"no profile of {model.spec.id} "
-                f"{'for any task' if task == ANY else f'for the task {task}'} was found, so "
-                "decoding is "
-                f"plain; {_suggest_task(model_name, task, match.tasks)}"
+                f"{'is for every task' if task == ANY else f'is for the task {task}'}, so decoding "
+                f"is plain; {_suggest_task(model_name, task, match.tasks)}"
             ]
         )
         return None

@@ -70,8 +70,8 @@ class TuneView:
         self.bar.stop()
         if isinstance(error, KeyboardInterrupt):
             self.console.print(
-                "interrupted; every finished trial is kept, "
-                "the same command with --resume continues"
+                "interrupted; every judged mask is kept, and the same command with --resume "
+                "continues after it has prepared again"
             )
 
     def __call__(self, event: TuneEvent) -> None:

@@ -95,7 +95,8 @@ class Siblings(FrozenModel):
         return self.most if confidence < self.below else 0
 
     def __str__(self) -> str:
-        return f"{self.most} sibling{'s' if self.most > 1 else ''} below {self.below:g}"
+        siblings = f"{self.most} sibling{'s' if self.most > 1 else ''}"
+        return f"always {siblings}" if self.below == 1 else f"{siblings} below {self.below:g}"
 
 
 @dataclass(frozen=True)

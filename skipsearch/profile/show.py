@@ -23,7 +23,8 @@ _LEGEND = {  # short words of a recipe -> their meaning
     "up to": "up to N: most tokens drafted in a round",
     "confidence 0": "confidence C: a draft ends below probability C",
     "adaptive 0": "adaptive C for A: C moves until the share A of drafted tokens is accepted",
-    "sibling": "siblings below C: alternatives are verified too",
+    "fixed": "fixed: a draft never ends early",
+    "sibling": "siblings below C: alternatives of tokens with a probability below C are verified, too",
     "per matched": "per matched token: longer matches copy more",
 }
 _LABEL_WIDTH = 6

@@ -114,7 +114,7 @@ def test_it_takes_part_with_8_bits_where_the_engine_has_them() -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("qwen3", {}, "for llama models alone, and this is a qwen3 model"),
+        ("qwen3", {}, "for llama and mixtral models alone, and this is a qwen3 model"),
         ("llama", {"hidden_act": "gelu"}, "no activation gelu"),
         (
             "llama",

@@ -49,18 +49,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--engine", default="native")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    entries = [compare(name, args.dtype) for name in args.models]
+    entries = [compare(name, args.dtype, args.engine) for name in args.models]
     if args.out:
         args.out.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
 
-def compare(name: str, dtype: str) -> dict[str, Any]:
+def compare(name: str, dtype: str, engine: str) -> dict[str, Any]:
     """Return predicted and measured speedups of drafts with fewer experts."""
-    model = load_model(name, device="cpu", dtype=dtype)
+    model = load_model(name, device="cpu", dtype=dtype, engine=engine)
     n = model.spec.n_layers
     random = np.random.default_rng(1)
     prompts = random.integers(0, model.spec.vocab_size, (PROMPTS, PROMPT_TOKENS)).tolist()
@@ -76,7 +77,8 @@ def compare(name: str, dtype: str) -> dict[str, Any]:
     one = costs.verify[0]
     entry: dict[str, Any] = {
         "model": name,
-        "parameters": sum(weight.numel() for weight in model.model.parameters()),
+        "engine": engine,
+        "parameters": model.weight_bytes // model.spec.dtype.itemsize,
         "experts": str(experts_of(model)),
         "plain_ms": 1e3 * one,
         "v": [v / one for v in costs.verify],

@@ -8,10 +8,13 @@ import pytest
 from helpers.command import run_in_process
 from helpers.profiles import GOLDEN
 
-from skipsearch.cli.open_model import defaults_from_profile, resolve_task
+import skipsearch
+from skipsearch.cli.open_model import defaults_from_profile, find_auto_dtype, resolve_task
 from skipsearch.core import machine
 from skipsearch.profile import load_profile, save_profile
 from skipsearch.tasks import load_task, task_name
+
+DEMO_PROFILES = Path(skipsearch.__file__).parent / "demo" / "profiles" / "demo"
 
 
 def test_a_profile_tuned_on_a_file_is_for_that_file_alone(
@@ -58,6 +61,29 @@ def test_dtype_and_threads_are_the_profiles_where_nobody_says_otherwise(
     )
     monkeypatch.setattr(machine, "read_cpu_name", lambda: here)
     assert defaults_from_profile(profile, "cpu", given[0], given[1], None) == (*taken, None)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "taken"),
+    [(["bfloat16"], "bfloat16"), (["bfloat16", "float32"], "float32")],
+    ids=["the only one", "the one that is loaded without a profile"],
+)
+def test_auto_loads_the_dtype_of_the_profile_that_it_finds(
+    monkeypatch, tmp_path: Path, dtypes: list[str], taken: str
+) -> None:
+    monkeypatch.setattr(machine, "read_cpu_name", lambda: "Some CPU")
+    bundled = DEMO_PROFILES / "pycode" / "amd-epyc--float32.yaml"
+    profile = load_profile(bundled)
+    assert profile.hardware is not None
+    hardware = profile.hardware.model_copy(update={"name": "Some CPU"})
+    for dtype in dtypes:
+        of_model = profile.model.model_copy(update={"dtype": dtype})
+        save_profile(
+            profile.model_copy(update={"hardware": hardware, "model": of_model}),
+            tmp_path / "demo" / "pycode" / f"some-cpu--{dtype}.yaml",
+        )
+    assert find_auto_dtype("demo", "pycode", tmp_path, "cpu") == taken
+    assert find_auto_dtype("./missing", "pycode", tmp_path, "cpu") == "auto"
 
 
 def test_on_another_kind_of_device_everything_stays_open() -> None:

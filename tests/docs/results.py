@@ -164,7 +164,7 @@ def experts() -> str:
     for entry in json.loads((RECIPE_FILES / "experts.json").read_text("utf-8")):
         v, read = entry["v"], entry["experts_read"]
         start = (
-            f"| `{entry['model']}`, {entry['parameters'] / 1e9:.1f} B: {entry['experts']} | "
+            f"| `{entry['model']}`, {entry['parameters'] / 1e6:,.0f} M: {entry['experts']} | "
             f"{v[1]:.2f}, {v[2]:.2f}, {v[4]:.2f} | "
             f"{read[0]:.0f}, {read[1]:.1f}, {read[2]:.1f}, {read[4]:.1f} |"
         )

@@ -333,10 +333,12 @@ def test_whole_passes_are_those_of_the_dequantised_model_and_not_of_the_plain_on
     name: str,
 ) -> None:
     plain = passes(fused(name))
+    # Routers compute probabilities in float32.
+    bound = 1e-9 if fused(name).experts is None else 1e-5
     for mine, theirs, other in zip(
         passes(native(name)), passes(fused(name, rounded=True)), plain, strict=True
     ):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(mine, theirs, rtol=bound, atol=bound)
         assert float((mine - other).abs().max()) > 1e-4
 
 

@@ -75,12 +75,15 @@ def tiny_llama(
 
 @torch.no_grad()
 def round_matrices(model: Any, bits: int = 8) -> Any:
-    """The model itself, each matrix of it rounded, head included. A tied embedding is rounded with
-    the head.
+    """The model itself, each matrix of it rounded, head and experts included. A tied embedding is
+    rounded with the head.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.weight.copy_(round_weight(module.weight, bits))
+    for name, weight in model.named_parameters():
+        if ".experts." in name:
+            weight.copy_(round_weight(weight.flatten(0, 1), bits).view(weight.shape))
     return model
 
 

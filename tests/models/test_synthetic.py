@@ -11,9 +11,11 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
+from skipsearch.engine import forward
 from skipsearch.errors import ModelError
 from skipsearch.models import load_adapter, synthetic
 from skipsearch.models.families.unmodified import experts_of, record_experts_of
+from skipsearch.models.kv_cache import Planner
 
 HALF = SkipMask(8, attn=(0, 2, 4, 6), mlp=(1, 3, 5, 7))
 
@@ -58,8 +60,9 @@ def test_a_shape_with_experts_is_a_mixtral_whose_routers_follow_the_text() -> No
     assert (experts.n_experts, experts.per_token, experts.n_layers) == (6, 2, 2)
     assert model.spec.family == "mixtral"
     text = torch.arange(40)[None]
+    plan = Planner(40, model.spec.device).plan_chain(0, 40)
     with record_experts_of(model) as chosen:
-        model.model(input_ids=text)  # type: ignore[attr-defined]
+        forward(model, text, model.new_cache(1, 40), plan)
     assert all(len(set(layer.flatten().tolist())) > 2 for layer in chosen)
 
 

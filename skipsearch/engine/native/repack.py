@@ -33,7 +33,7 @@ def why_not_native(fused_model: FusedAdapter) -> str | None:
         sizes = fused_model.spec.hidden_size, mlp.down.shape[1]
         if mlp.routing is not None and any(size % structs.PANEL_ROWS for size in sizes):
             return (
-                f"it has experts whose sizes are multiples of {structs.PANEL_ROWS}, and those of "
+                f"it takes experts whose sizes are multiples of {structs.PANEL_ROWS}, and those of "
                 f"{fused_model.spec.id} are {sizes[0]} and {sizes[1]}"
             )
     unknown = next((mlp.act for _, mlp in fused_model.layers if activation_code(mlp) is None), None)

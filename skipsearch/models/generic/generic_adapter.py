@@ -157,11 +157,13 @@ class GenericAdapter(UnmodifiedModel, PassRunner):
         mlp: bool = True,
     ) -> Tensor:
         latest = self._latest_pass
-        tokens = torch.zeros(h.shape[:2], dtype=torch.long, device=h.device)
+        is_same_pass = latest.plan is plan and latest.cache is cache
         if self._reads_tokens:
             h, tokens = detach_tokens(h)
-        is_same_pass = latest.plan is plan and latest.cache is cache
-        if not is_same_pass or not torch.equal(tokens, latest.tokens):
+            is_same_pass = is_same_pass and torch.equal(tokens, latest.tokens)
+        elif not is_same_pass:
+            tokens = torch.zeros(h.shape[:2], dtype=torch.long, device=h.device)
+        if not is_same_pass:
             latest.layer_args = self._forward.capture_layer_args(
                 tokens, plan.positions, plan=plan, cache=cache
             )

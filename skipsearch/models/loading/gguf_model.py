@@ -57,6 +57,12 @@ def read_gguf_tokenizer(name: str) -> tuple[Any, int]:
     return _read_tokenizer(file, config), config.max_position_embeddings
 
 
+def identify_gguf(name: str) -> tuple[str, Any, str]:
+    """Return (model id, config, quantization) of a file, by its header. Raises: GGUFError."""
+    file = read_gguf(find_gguf(name))
+    return file.paths[0].stem, read_config(file), name_quantization(file)
+
+
 def open_gguf(name: str, dtype: torch.dtype) -> LoadedModel:
     """Open a file for a CPU. No matrix is read.
 

@@ -282,7 +282,11 @@ def _pick_engine(model: nn.Module, spec: ModelSpec, family: Family, engine: str)
     reason = None if engine == "hf" else why_not_fused(model, spec, family)
     if engine not in ("auto", "hf") and reason is not None:
         raise ModelError(f"the engine {engine} cannot drive {spec.id}: {reason}; use --engine hf")
-    return "hf" if engine == "hf" or reason is not None else "lean"
+    # transformers has grouped kernels for experts on a GPU, and lean a loop over them.
+    config: Any = model.config
+    has_experts = getattr(config.get_text_config(), "num_experts_per_tok", None) is not None
+    leaves_experts = engine == "auto" and has_experts and spec.device.type != "cpu"
+    return "hf" if engine == "hf" or reason is not None or leaves_experts else "lean"
 
 
 def _make_generic_adapter(model: nn.Module, spec: ModelSpec, tokenizer: Any) -> GenericAdapter:
