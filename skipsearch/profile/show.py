@@ -24,7 +24,7 @@ _LEGEND = {  # short words of a recipe -> their meaning
     "confidence 0": "confidence C: a draft ends below probability C",
     "adaptive 0": "adaptive C for A: C moves until the share A of drafted tokens is accepted",
     "fixed": "fixed: a draft never ends early",
-    "sibling": "siblings below C: alternatives of tokens with a probability below C are verified, too",
+    "sibling": "siblings below C: alternatives of tokens less probable than C are verified, too",
     "per matched": "per matched token: longer matches copy more",
 }
 _LABEL_WIDTH = 6

@@ -47,10 +47,9 @@ def main() -> None:
     vocabulary = [v for v in list_vocabularies(model, texts) if v is not None][2]
     prompts = make_workload(model, task, task.holdout[:HOLDOUT_PROMPTS]).prompt_ids
     for weights in WIDTHS:
-        decoders = [plain]
-        for bits in (BITS_OF_WEIGHTS[weights], 8):
-            decoders.append(make_decoder(model, weights, bits, vocabulary))
-        report(args, weights, decoders, prompts)
+        widths = BITS_OF_WEIGHTS[weights], 8
+        drafting = [make_decoder(model, weights, bits, vocabulary) for bits in widths]
+        report(args, weights, [plain, *drafting], prompts)
 
 
 def make_decoder(
