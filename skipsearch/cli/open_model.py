@@ -101,7 +101,7 @@ def find_auto_dtype(model_name: str, task: str, folder: Path | None, device: str
         place = pick_device(device)
         machine = describe_machine(place)
         default = "float32" if place.type == "cpu" else "bfloat16"
-        found = find_profile(
+        profile = find_profile(
             _read_model_facts(model_name, default),
             MachineFacts(machine.kind, machine.name, machine.count),
             task_name(task),
@@ -109,7 +109,9 @@ def find_auto_dtype(model_name: str, task: str, folder: Path | None, device: str
         ).profile
     except SkipSearchError:  # loading the model or the task says why
         return "auto"
-    return "auto" if found is None else defaults_from_profile(found, device, "auto", None, None)[0]
+    if profile is None:
+        return "auto"
+    return defaults_from_profile(profile, device, "auto", None, None)[0]
 
 
 def _read_model_facts(model_name: str, dtype: str) -> ModelFacts:
