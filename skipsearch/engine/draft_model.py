@@ -86,11 +86,11 @@ def list_draft_weights(model: ModelAdapter) -> tuple[DraftWeights, ...]:
         return ("stored", "int4") if can_pack_int4(base.layers[0][1].down) else ("stored",)
     if not isinstance(model, NativeAdapter):
         return ("stored",)
+    stored_bits = bits_per_weight(list_layer_matrices(model))
     return tuple(
         weights
         for weights in DRAFT_WEIGHTS
-        if weights == "stored"
-        or BITS_OF_WEIGHTS[weights] + SCALE_BITS < 0.9 * bits_per_weight(list_layer_matrices(model))
+        if weights == "stored" or BITS_OF_WEIGHTS[weights] + SCALE_BITS < 0.9 * stored_bits
     )
 
 

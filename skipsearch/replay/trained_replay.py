@@ -186,7 +186,7 @@ def _make_mtp_draft(
         True,
         needs_timing=True,
         vocabulary=vocabulary,
-        weights=("stored", "int8") if head.can_round else ("stored",),
+        weights=("stored",) if head.runner is None else ("stored", "int8"),
     )
 
 

@@ -18,10 +18,9 @@ from unittest.mock import patch
 import pytest
 import torch
 from decoding.checks import MASKS, Drafting, check_greedy
-from helpers.marks import thorough
 from helpers.tiny import use_engine
 from models import test_contract
-from models.tiny import FUSED, full_logits, new_hf_model, some_tokens
+from models.tiny import FUSED_FAMILIES, full_logits, new_hf_model, some_tokens
 from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
@@ -42,12 +41,6 @@ from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 pytestmark = pytest.mark.xdist_group("native")
-FAMILIES = [name.removesuffix(":lean") for name in FUSED]
-# One of the families with experts stands for all.
-CHECKED_FAMILIES = [
-    *(name for name in FAMILIES if name not in ("mixtral", "olmoe")),
-    *thorough("mixtral", "olmoe"),
-]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 CPU = torch.device("cpu")
 
@@ -74,7 +67,7 @@ CONTRACT = {
 
 
 @pytest.mark.parametrize("check", CONTRACT)
-@pytest.mark.parametrize("name", CHECKED_FAMILIES)
+@pytest.mark.parametrize("name", FUSED_FAMILIES)
 def test_it_keeps_the_contract_of_every_family_layer_by_layer(
     name: str, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +117,7 @@ def passes(model: ModelAdapter, run: Callable[..., Tensor] = forward) -> list[Te
     ]
 
 
-@pytest.mark.parametrize("name", CHECKED_FAMILIES)
+@pytest.mark.parametrize("name", FUSED_FAMILIES)
 def test_whole_passes_are_those_of_lean(name: str) -> None:
     # Routers compute probabilities in float32.
     bound = 1e-9 if fused(name).experts is None else 1e-5

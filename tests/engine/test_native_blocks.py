@@ -17,10 +17,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from helpers.marks import thorough
 from helpers.tiny import round_matrices, to_native_8bit
 from models import test_contract, tiny
-from models.tiny import FUSED, new_hf_model
+from models.tiny import FUSED_FAMILIES, new_hf_model
 from torch import nn
 
 import skipsearch as ss
@@ -54,12 +53,6 @@ from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.stored_linear import TensorMatrix
 
 pytestmark = pytest.mark.xdist_group("native")
-FAMILIES = [name.removesuffix(":lean") for name in FUSED]
-# One of the families with experts stands for all.
-CHECKED_FAMILIES = [
-    *(name for name in FAMILIES if name not in ("mixtral", "olmoe")),
-    *thorough("mixtral", "olmoe"),
-]
 BITS = tuple(FORMAT_OF_BITS)
 # (out, in): panels and blocks that are full, and not
 SHAPES = [(2, 3), (64, 32), (70, 33), (34, 200), (96, 1100)]
@@ -325,7 +318,7 @@ def dequantised_model(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("check", CONTRACT)
-@pytest.mark.parametrize("name", CHECKED_FAMILIES)
+@pytest.mark.parametrize("name", FUSED_FAMILIES)
 def test_it_keeps_the_contract_of_the_dequantised_model(
     name: str, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,7 +327,7 @@ def test_it_keeps_the_contract_of_the_dequantised_model(
     CONTRACT[check](name)
 
 
-@pytest.mark.parametrize("name", CHECKED_FAMILIES)
+@pytest.mark.parametrize("name", FUSED_FAMILIES)
 def test_whole_passes_are_those_of_the_dequantised_model_and_not_of_the_plain_one(
     name: str,
 ) -> None:

@@ -59,7 +59,8 @@ def test_a_chain_in_one_call_is_the_chain_of_single_steps(weights: str) -> None:
     hidden, tokens = text_of(head)
     planner, scorer = Planner(64, hidden.device), GreedySampler()
     plan = planner.plan_chain(0, ROWS)
-    scores = head.run_chain(
+    assert head.runner is not None
+    scores = head.runner.run_chain(
         head.adapter, hidden, tokens, head.new_cache(64), plan, scorer, STEPS, 0.0
     )
     assert scores is not None
@@ -77,7 +78,9 @@ def test_a_chain_in_one_call_is_the_chain_of_single_steps(weights: str) -> None:
         above = torch.tensor(sure).nextafter(torch.tensor(2.0)).item()
         plan = planner.plan_chain(0, ROWS)
         cache = head.new_cache(64)
-        ended = head.run_chain(head.adapter, hidden, tokens, cache, plan, scorer, STEPS, above)
+        ended = head.runner.run_chain(
+            head.adapter, hidden, tokens, cache, plan, scorer, STEPS, above
+        )
         assert ended is not None
         assert ended.choice is not None
         first_unsure = next(i for i, c in enumerate(scores.confidence.tolist(), 1) if c < above)
@@ -88,7 +91,7 @@ def test_a_chain_in_one_call_is_the_chain_of_single_steps(weights: str) -> None:
 def test_a_rounded_head_shares_the_layers_of_the_model(weights: str) -> None:
     head = head_on("native")
     rounded = head.rounded(weights)  # type: ignore[arg-type]
-    runner, before = rounded._runner, head._runner
+    runner, before = rounded.runner, head.runner
     assert isinstance(runner, NativeHeadRunner)
     assert isinstance(before, NativeHeadRunner)
     bits = BITS_OF_WEIGHTS[weights]
@@ -102,7 +105,7 @@ def test_a_rounded_head_shares_the_layers_of_the_model(weights: str) -> None:
 
 def test_other_engines_have_no_head_in_fewer_bits() -> None:
     head = head_on("hf")
-    assert not head.can_round
+    assert head.runner is None
     assert head.rounded("stored") is head
     with pytest.raises(ModelError, match="engine native"):
         head.rounded("int8")

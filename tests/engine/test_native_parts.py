@@ -13,7 +13,7 @@ from decoding.count_checks import recorded
 from decoding.kangaroo_checks import PROMPTS, UNSURE, check_kangaroo_drafts, check_kangaroo_siblings
 from helpers.modules import module_folder, small_kangaroo
 from helpers.tiny import tiny_model_and_reference, use_engine
-from models.tiny import some_tokens
+from models.tiny import FUSABLE_NAMES, some_tokens
 from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
@@ -23,7 +23,7 @@ from skipsearch.engine import forward, no_grad, resume_pass, run_layers
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
-from .test_native import CPU, DTYPES, FAMILIES, native
+from .test_native import CPU, DTYPES, native
 
 pytestmark = pytest.mark.xdist_group("native")
 Call = tuple[int, int, int]  # first layer, the layer behind the last, rows
@@ -62,7 +62,7 @@ def calls() -> Iterator[list[Call]]:
 
 @no_grad
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FUSABLE_NAMES)
 def test_a_pass_that_is_shown_or_goes_on_in_the_middle_has_the_bits_of_a_whole_one(
     name: str, dtype: torch.dtype
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_pass_that_is_shown_or_goes_on_in_the_middle_has_the_bits_of_a_whole_o
 def test_rows_that_were_drafted_one_by_one_are_verified_to_the_bit_from_there_on(
     dtype: torch.dtype,
 ) -> None:
-    model, tokens = native(FAMILIES[0], dtype), some_tokens(24)
+    model, tokens = native(FUSABLE_NAMES[0], dtype), some_tokens(24)
     n, planner = model.spec.n_layers, Planner(64, CPU)
     below = SkipMask.from_layers(n, range(1, n))
     whole, cache = model.new_cache(1, 64), model.new_cache(1, 64)
@@ -127,7 +127,7 @@ def test_rows_that_were_drafted_one_by_one_are_verified_to_the_bit_from_there_on
 
 
 def test_a_pass_over_nothing_is_nothing() -> None:
-    model = native(FAMILIES[0])
+    model = native(FUSABLE_NAMES[0])
     cache, plan = model.new_cache(1, 64), Planner(64, CPU).plan_chain(0, 0)
     assert forward(model, torch.empty(1, 0, dtype=torch.long), cache, plan).shape == (
         1,

@@ -89,8 +89,8 @@ class MtpSession(DraftSession):
         reads_confidence = self.reads_confidence or self.siblings is not None
         hidden, following, plan = self._take_committed(ctx)
         threshold = self.exit.current_threshold() if self._has_threshold else None
-        if threshold is not None:
-            scores = self.head.run_chain(
+        if threshold is not None and self.head.runner is not None:
+            scores = self.head.runner.run_chain(
                 ctx.model, hidden, following, self.cache, plan, sampler, max_tokens, threshold
             )
             if scores is not None:

@@ -32,7 +32,7 @@ from skipsearch.engine.native.draft_head import NativeHeadRunner, NativeInputMix
 from skipsearch.engine.on_same_engine import base_adapter, on_same_engine
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.models import weight_overlay
-from skipsearch.models.adapter import DraftScorer, DraftScores, ModelAdapter
+from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
 # Names of tensors in a module file; after the prefix, the names of `models.weight_overlay` follow.
@@ -66,16 +66,13 @@ class DraftHead(Protocol):
     """A draft head on a model.
 
     model: the full model. adapter: the model whose `head` computes the logits of a step; drafts may
-    restrict its vocabulary.
+    restrict its vocabulary. runner: runs whole drafts in one call, and has copies in fewer bits;
+    None: the engine has no such call.
     """
 
     model: ModelAdapter
     adapter: ModelAdapter
-
-    @property
-    def can_round(self) -> bool:
-        """Whether `rounded` has a head in fewer bits."""
-        return False
+    runner: NativeHeadRunner | None = None
 
     def rounded(self, weights: DraftWeights) -> DraftHead:
         """Return the head with matrices in fewer bits; itself for `stored`.
@@ -102,24 +99,6 @@ class DraftHead(Protocol):
         adapter: that of this head, or the same with fewer rows of the head.
         """
 
-    def run_chain(
-        self,
-        adapter: ModelAdapter,
-        hidden: Tensor,
-        tokens: Tensor,
-        cache: KVCache,
-        plan: PassPlan,
-        scorer: DraftScorer,
-        max_tokens: int,
-        threshold: float,
-    ) -> DraftScores | None:
-        """Run rows as `run` does, and then greedy draft steps, in one call of the engine.
-
-        The first step follows the last row. scorer, max_tokens, threshold and the result are as for
-        `engine.draft_chain`; adapter is as for `compute_logits`. None: there is no such call.
-        """
-        return None
-
 
 class TrainedHead(DraftHead):
     """A head that `train mtp` made.
@@ -131,27 +110,22 @@ class TrainedHead(DraftHead):
     def __init__(self, model: ModelAdapter, adapter: ModelAdapter, mix: InputMix):
         self.model, self.adapter, self.mix = model, adapter, mix
         self.layer = model.spec.n_layers  # the number of the appended layer
-        self._runner: NativeHeadRunner | None = None
         if isinstance(adapter, NativeAdapter) and adapter.model_struct.embed_scale:
             norms = mix.embedding_norm, mix.hidden_norm
             packed = NativeInputMix.pack(adapter, mix.projection, norms, NORM_EPS)
-            self._runner = NativeHeadRunner(adapter, packed)
-
-    @property
-    def can_round(self) -> bool:
-        return self._runner is not None
+            self.runner = NativeHeadRunner(adapter, packed)
 
     def rounded(self, weights: DraftWeights) -> TrainedHead:
         if weights == "stored":
             return self
-        if self._runner is None:
+        if self.runner is None:
             raise ModelError(
                 f"a draft head in {weights} needs the engine native, and {self.model.spec.id} is "
                 f"driven by {self.model.spec.engine}; remove `weights`"
             )
         head = copy.copy(self)
-        head._runner = self._runner.rounded(BITS_OF_WEIGHTS[weights])
-        head.adapter = head._runner.adapter
+        runner = head.runner = self.runner.rounded(BITS_OF_WEIGHTS[weights])
+        head.adapter = runner.adapter
         return head
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -162,30 +136,13 @@ class TrainedHead(DraftHead):
         return hidden
 
     def run(self, hidden: Tensor, tokens: Tensor, cache: KVCache, plan: PassPlan) -> Tensor:
-        if self._runner is not None:
-            return self._runner.run(hidden, tokens, cache, plan)
+        if self.runner is not None:
+            return self.runner.run(hidden, tokens, cache, plan)
         x = self.mix(self.model.embed(tokens, plan.positions), hidden)
         return self.adapter.block(self.layer, x, cache, plan)
 
     def compute_logits(self, adapter: ModelAdapter, hidden: Tensor) -> Tensor:
         return adapter.head(hidden)
-
-    def run_chain(
-        self,
-        adapter: ModelAdapter,
-        hidden: Tensor,
-        tokens: Tensor,
-        cache: KVCache,
-        plan: PassPlan,
-        scorer: DraftScorer,
-        max_tokens: int,
-        threshold: float,
-    ) -> DraftScores | None:
-        if self._runner is None or not isinstance(adapter, NativeAdapter):
-            return None
-        return self._runner.run_chain(
-            adapter, hidden, tokens, cache, plan, scorer, max_tokens, threshold
-        )
 
 
 def load_draft_head(model: ModelAdapter, ref: ModuleRef, folders: Sequence[Path]) -> TrainedHead:

@@ -63,7 +63,8 @@ def round_matrices(model: NativeAdapter, bits: int, first_layer: int = 0) -> Nat
     source = model.fused_model
     packer = PanelPacker(model.library, model.spec.dtype)
     widths = [(matrix, bits) for matrix in list_layer_matrices(model, first_layer)]
-    if rounds_head(model):
+    has_own_head = rounds_head(model)
+    if has_own_head:
         widths.append((source.unembed, HEAD_BITS))
     packer.arena = HugePageArena(sum(packer.rounded_nbytes(*pair) for pair in widths))
     copies = packer.round_all(widths, torch.get_num_threads())
@@ -78,7 +79,7 @@ def round_matrices(model: NativeAdapter, bits: int, first_layer: int = 0) -> Nat
             for i, (attention, mlp) in enumerate(source.layers[first_layer:])
         ),
     ]
-    rounded.unembed = copies[-1] if rounds_head(model) else source.unembed
+    rounded.unembed = copies[-1] if has_own_head else source.unembed
     adapter = NativeAdapter(rounded, model.library)
     adapter.use_activations("int8")
     return adapter

@@ -12,7 +12,7 @@ from skipsearch.engine.native import structs
 from skipsearch.engine.native.draft_copy import round_matrices
 from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.panels import PanelLinear, PanelPacker
-from skipsearch.models.adapter import DraftScorer, DraftScores
+from skipsearch.models.adapter import DraftScorer, DraftScores, ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
 
@@ -76,7 +76,7 @@ class NativeHeadRunner:
 
     def run_chain(
         self,
-        adapter: NativeAdapter,
+        adapter: ModelAdapter,
         hidden: Tensor,
         tokens: Tensor,
         cache: KVCache,
@@ -88,8 +88,10 @@ class NativeHeadRunner:
         """Run the rows of committed tokens, and then greedy draft steps, in one call.
 
         adapter: that of this head, or the same with fewer rows of the head. hidden: [1, R, H].
-        tokens: [1, R]. Other arguments and the result are as for `engine.draft_chain`.
+        tokens: [1, R], each after its hidden state. Other arguments and the result are as for
+        `engine.draft_chain`.
         """
+        assert isinstance(adapter, NativeAdapter)
         if not adapter.can_run_chain(plan, scorer):
             return None
         states = torch.empty_like(hidden, memory_format=torch.contiguous_format)

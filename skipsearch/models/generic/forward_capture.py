@@ -110,10 +110,10 @@ class CapturedForward:
         )
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
-        self.lending_layers = frozenset[int]()
         with torch.no_grad():
             self._initial_states = list(DynamicCache(config=self._config).layers)
-            self.parts = self._probe_layers()
+            probe = self._probe_layers()
+            self.parts, self.lending_layers = probe.parts, frozenset(probe.lending_layers)
             # Whether a layer has a recurrent state.
             self.recurrent = any(parts.recurrent for parts in self.parts)
             if not self.recurrent:
@@ -232,8 +232,8 @@ class CapturedForward:
     def _make_flat_plan(self, tokens: Tensor, positions: Tensor) -> PassPlan:
         return PassPlan(positions, positions, tokens.shape[1], None, 0, is_chain=True)
 
-    def _probe_layers(self) -> list[LayerParts]:
-        """Run one pass and return the parts of each layer."""
+    def _probe_layers(self) -> StructureProbe:
+        """Run one pass and return what it showed of each layer."""
         probe, cache = StructureProbe(self.instrumented), KVCache(self.spec.n_layers, 1, 3)
         plan = Planner(3, self.spec.device).plan_chain(0, 3)
         view = _DiscoveryCacheView(plan, cache, self.make_initial_states(), probe)
@@ -252,8 +252,7 @@ class CapturedForward:
         )
         if without_cache is not None:
             raise ModelError(f"layer {without_cache} writes nothing to transformers' own cache")
-        self.lending_layers = frozenset(probe.lending_layers)
-        return probe.parts
+        return probe
 
     def _read_patterns(self) -> list[AttentionPattern]:
         """Return the attention pattern of each layer."""
