@@ -30,6 +30,7 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
     task = "pycode, or prompts.jsonl"
     if _has_template(model):
         task = "chat, or --task prompts.jsonl --chat"
+    narrower = _name_narrower_dtype(model_name, model.spec) if dtype == "auto" else None
     return {
         "model": str(model.spec),
         "read as": getattr(
@@ -40,15 +41,41 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
         else "nothing: its weights are random, or the result could not be kept",
         "engine": _describe_engine(model),
         "memory": f"{model.weight_bytes / 2**20:,.0f} MiB of weights, "
-        f"{model.read_bytes / 2**20:,.0f} MiB of them read for each token",
+        f"{model.read_bytes / 2**20:,.0f} MiB of them read for each token"
+        + (f"; half of that with --dtype {narrower}: the files hold 16 bits" if narrower else ""),
         **_describe_experts(model),
         "context": f"{model.spec.context_length:,} tokens"
         if model.spec.context_length
         else "it names none",
         "chat template": _describe_template(model),
         "draft head": _describe_draft_head(model_name, model.spec),
-        "next": f"skipsearch tune --model {model_name} --task {task}",
+        "next": f"skipsearch tune --model {model_name} "
+        f"{f'--dtype {narrower} ' if narrower else ''}--task {task}",
     }
+
+
+def _name_narrower_dtype(model_name: str, spec: ModelSpec) -> str | None:
+    """Return bfloat16 if a checkpoint is stored in 16 bits and computed in float32; else None.
+
+    A CPU computes in float32 by default.
+    """
+    from skipsearch.models import synthetic
+    from skipsearch.models.loading.aliases import find_packaged_model
+    from skipsearch.models.loading.gguf_model import is_gguf
+    from skipsearch.models.loading.hub import DEMO_FOLDER, resolve_model
+    from skipsearch.models.loading.weight_files import read_config
+
+    is_file = is_gguf(find_packaged_model(model_name))
+    has_config = not is_file and not synthetic.is_synthetic(model_name)
+    if spec.dtype_name != "float32" or not has_config:
+        return None
+    folder, _, _ = resolve_model(model_name)
+    if folder == DEMO_FOLDER:  # its profiles are for float32
+        return None
+    config = read_config(folder, model_name)
+    text = config.get("text_config", config)
+    stored = {part.get(key) for part in (config, text) for key in ("dtype", "torch_dtype")}
+    return "bfloat16" if stored & {"bfloat16", "float16"} else None
 
 
 def _describe_draft_head(model_name: str, spec: ModelSpec) -> str:

@@ -22,6 +22,7 @@ from skipsearch.tuning.events import (
     BaselinePredicted,
     CandidateMeasured,
     Forecast,
+    LongestDecoding,
     Notice,
     StageProgress,
     StageStarted,
@@ -100,6 +101,8 @@ class TuneView:
             case Notice(sentence, doubtful):
                 self.casts_doubt |= doubtful
                 self._say(sentence, style="dim")
+            case LongestDecoding():
+                self._say(_describe_longest(event), style="dim")
             case Forecast():
                 self._say(_forecast(event), style="dim")
             case CandidateMeasured():
@@ -264,6 +267,14 @@ class TuneView:
         console.print(f"→ chosen{more}{doubt}", style="dim")
         for line in explain_terms([str(r.recipe) for r in raced[:MAX_RACE_ROWS]], console.width):
             console.print(line, style="dim")
+
+
+def _describe_longest(longest: LongestDecoding) -> str:
+    return (
+        f"a token takes {1e3 * longest.token_s:.3g} ms: race and final measurement take at most "
+        f"about {format_duration(longest.total_s)} ({longest.n_texts} texts of up to "
+        f"{longest.n_tokens} tokens), after the preparation and the search"
+    )
 
 
 def _forecast(forecast: Forecast) -> str:

@@ -163,6 +163,21 @@ def count_distinct_experts(sets: np.ndarray, max_rows: int) -> np.ndarray:
     return counts
 
 
+def experts_first_order(experts: Any) -> Tensor:
+    """Return, for the rows of the gates of all experts and then of their ups, their places.
+
+    experts: a module of transformers, whose matrices of gates and ups are [E, 2 · I, H] or
+    transposed. A place is a row of them as [E · 2 · I, H]. Returns [2 · E · I].
+    """
+    weight = experts.gate_up_proj  # on the device "meta" if a file has it
+    n, width = weight.shape[0], weight.shape[2 if experts.is_transposed else 1]
+    device = None if weight.is_meta else weight.device
+    places = torch.arange(n * width, device=device).view(n, width)
+    if experts.is_concatenated:  # else rows of gate and up alternate
+        return places.view(n, 2, -1).transpose(0, 1).flatten()
+    return places.view(n, -1, 2).permute(2, 0, 1).flatten()
+
+
 def with_fewer_experts(module: Any, per_token: int) -> Any:
     """Return a copy of a module whose routers choose `per_token` experts. Weights are shared.
 

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from skipsearch.models.experts import experts_first_order
+
 PART_ELEMENTS = 1 << 20  # of a weight that is dequantised at once
 
 
@@ -68,6 +70,24 @@ class TensorMatrix:
         return self.weight[rows].float()
 
 
+@dataclass(frozen=True)
+class TransposedMatrices(TensorMatrix):
+    """The matrices of experts one below the other, from a weight [E, in, out]."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0] * self.weight.shape[2], self.weight.shape[1]
+
+    def row_addresses(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        raise TypeError(f"the rows of {self.name} are not contiguous")
+
+    def dequantize_rows(self, rows: Tensor | slice) -> Tensor:
+        if isinstance(rows, slice):
+            rows = torch.arange(self.shape[0])[rows]
+        width = self.weight.shape[2]
+        return self.weight.transpose(1, 2)[rows // width, rows % width].float()
+
+
 class StoredLinear(nn.Module):
     """An `nn.Linear` whose weight is stored in a file."""
 
@@ -102,7 +122,7 @@ class StoredExperts(nn.Module):
 
     gate_up: parts with the same inputs H, together [2 · E · I, H]. order: the row of the parts,
     side by side, for each row of the gates of all experts and then of their ups; None: the same.
-    down: [E · H, I].
+    down: [E · H, I]. Biases stay in `module`.
     """
 
     def __init__(
@@ -118,10 +138,6 @@ class StoredExperts(nn.Module):
         self.module: Any = module
         self.gate_up, self.order, self.down, self.dtype = gate_up, order, down, dtype
 
-    @property
-    def act_fn(self) -> Any:
-        return self.module.act_fn
-
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Run the experts, whose weights are read each time: slow, and meant for checks."""
         result: Tensor = self.unpack()(hidden, chosen, weights)
@@ -131,12 +147,17 @@ class StoredExperts(nn.Module):
         """Return the experts with their weights in memory."""
         module: Any = copy.copy(self.module)
         module.__dict__["_parameters"] = dict(module._parameters)  # `copy.copy` shares it
-        shape = tuple(module.gate_up_proj.shape)  # [E, 2 · I, H]
         rows = torch.cat([unpack_matrix(part, self.dtype) for part in self.gate_up])
         if self.order is not None:
             rows = rows[self.order]
-        gate_up = rows.view(2, shape[0], shape[1] // 2, shape[2]).transpose(0, 1).reshape(shape)
-        down = unpack_matrix(self.down, self.dtype).view(module.down_proj.shape)
+        gate_up = torch.empty_like(rows)
+        gate_up[experts_first_order(self.module)] = rows
+        gate_up, down = (
+            weight.view(len(module.gate_up_proj), -1, weight.shape[1])
+            for weight in (gate_up, unpack_matrix(self.down, self.dtype))
+        )
+        if module.is_transposed:
+            gate_up, down = (weight.transpose(1, 2).contiguous() for weight in (gate_up, down))
         module.gate_up_proj = nn.Parameter(gate_up, requires_grad=False)
         module.down_proj = nn.Parameter(down, requires_grad=False)
         return module

@@ -20,9 +20,10 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.errors import ModelError
 from skipsearch.models.families.decompose import Layer, SubLayer
 from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.models.fused.attention import Attention
 from skipsearch.models.fused.fused_adapter import FusedAdapter
+from skipsearch.models.fused.mlp import MLP
 from skipsearch.models.fused.norms import RMSNorm
-from skipsearch.models.fused.sublayers import MLP, Attention
 
 SUBLAYER_KINDS = ("attn", "mlp")
 SUBLAYER_PARTS = ("run", "norm", "post_norm", "sum_norm")

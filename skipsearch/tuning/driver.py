@@ -46,6 +46,7 @@ from skipsearch.tuning.race import (
     MAX_FINALISTS,
     ONLINE_RACE_RUNGS,
     RACE_RUNGS,
+    estimate_longest_decoding,
     predict_decoding_s,
     race_candidates,
     select_finalists,
@@ -132,8 +133,9 @@ def tune(
     trained = load_needed_modules(model, settings, on_event)
     store = _open_study(model, task, settings, study, resume, on_event)
 
-    calibration = calibrate(model, prompts, trained, settings, on_event)
     n_holdout = HOLDOUT_REPEATS * len(task.holdout)
+    on_event(estimate_longest_decoding(model, prompts, n_holdout))
+    calibration = calibrate(model, prompts, trained, settings, on_event)
     decoding_s = predict_decoding_s(calibration.objective, len(task.calibration), n_holdout)
 
     def report_forecast(search_s: float | None, refine_s: float) -> None:

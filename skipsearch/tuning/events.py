@@ -71,7 +71,29 @@ class Forecast:
     rest_s: float  # for refining the best masks, for the race and for the final measurement
 
 
-TuneEvent = StageStarted | StageProgress | BaselinePredicted | CandidateMeasured | Notice | Forecast
+@dataclass(frozen=True)
+class LongestDecoding:
+    """How long race and final measurement may take, reported before the preparation."""
+
+    token_s: float  # of plain decoding
+    prefill_s: float  # of a prompt of median length
+    n_texts: int  # that are decoded, one at a time
+    n_tokens: int  # of a text, at most
+
+    @property
+    def total_s(self) -> float:
+        return self.n_texts * (self.prefill_s + self.n_tokens * self.token_s)
+
+
+TuneEvent = (
+    StageStarted
+    | StageProgress
+    | BaselinePredicted
+    | CandidateMeasured
+    | Notice
+    | LongestDecoding
+    | Forecast
+)
 TuneListener = Callable[[TuneEvent], None]
 ProgressCallback = Callable[[int, int], None]  # (done, total)
 

@@ -12,12 +12,16 @@ from skipsearch.drafters.adapted.spec import Adapted
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.replay.replay import Replay
 from skipsearch.replay.trained_replay import TrainedDraft
 from skipsearch.replay.workload import Workload
 from skipsearch.timing.interleaved import successive_halving
 from skipsearch.tuning.candidates import Candidate
-from skipsearch.tuning.events import StageStarted, TuneListener, make_progress_callback
+from skipsearch.tuning.events import (
+    LongestDecoding,
+    StageStarted,
+    TuneListener,
+    make_progress_callback,
+)
 from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.online_candidates import list_online_candidates
@@ -27,6 +31,7 @@ from skipsearch.tuning.trained_candidates import TrainedCandidates
 MAX_FINALISTS = 4  # recipes that are raced, unless there are more shapes
 RACE_RUNGS = (5, 11)  # prompts of the first rung, with all finalists, and of the second
 TIE_BREAK_PROMPTS = 32  # further prompts, at most, for the two fastest until one is faster
+TIMED_TOKENS = 9  # the first of them comes from the prefill
 # The rungs if replay cannot predict the best settings, so that more candidates race.
 ONLINE_RACE_RUNGS = (4, 8, 12, 24)
 
@@ -130,20 +135,46 @@ def predict_decoding_s(objective: ReplayObjective, n_calibration: int, n_holdout
     n_calibration: calibration prompts. n_holdout: hold-out prompts times repeats; plain decoding
     and the winner decode each of them.
     """
+    replay = objective.replay
+    tokens_per_text = sum(map(len, replay.continuations)) / len(replay.continuations)
+    prefill_s, _ = _time_median_prompt(replay.model, replay.prompt_ids, 1)
+    text_s = prefill_s + objective.plain_pass_s * tokens_per_text
+    return text_s * _count_texts(n_calibration, n_holdout)
+
+
+def estimate_longest_decoding(
+    model: ModelAdapter, calibration: Workload, n_holdout: int
+) -> LongestDecoding:
+    """Estimate at the start of a run how long race and final measurement may take.
+
+    Nothing is known yet but the time of a few tokens, which are decoded here.
+    n_holdout: as for `predict_decoding_s`.
+    """
+    prefill_s, token_s = _time_median_prompt(model, calibration.prompt_ids, TIMED_TOKENS)
+    return LongestDecoding(
+        token_s,
+        prefill_s,
+        round(_count_texts(len(calibration.prompt_ids), n_holdout)),
+        calibration.max_new_tokens,
+    )
+
+
+def _count_texts(n_calibration: int, n_holdout: int) -> float:
+    """Return how many texts the race and the final measurement decode."""
     first, second = RACE_RUNGS
     tie_break = TIE_BREAK_PROMPTS // 2
     raced = first * (1 + MAX_FINALISTS) + second * (1 + MAX_FINALISTS // 2) + tie_break * 3
-    share = min(1.0, n_calibration / (first + second + tie_break))
-    texts = objective.replay.continuations
-    tokens_per_text = sum(map(len, texts)) / len(texts)
-    text_s = _time_prefill(objective.replay) + objective.plain_pass_s * tokens_per_text
-    return text_s * (raced * share + 2 * n_holdout)
+    return raced * min(1.0, n_calibration / (first + second + tie_break)) + 2 * n_holdout
 
 
-def _time_prefill(replay: Replay) -> float:
-    """Return the seconds of reading a prompt of median length."""
-    prompt = sorted(replay.prompt_ids, key=len)[len(replay.prompt_ids) // 2]
-    return Decoder(replay.model, draft_forced=False).generate(prompt, 1).stats.prefill_seconds
+def _time_median_prompt(
+    model: ModelAdapter, prompts: Sequence[Sequence[int]], n_tokens: int
+) -> tuple[float, float]:
+    """Return the seconds of reading the prompt of median length, and of a token after it."""
+    prompt = sorted(prompts, key=len)[len(prompts) // 2]
+    decoder = Decoder(model, draft_forced=False)
+    stats = decoder.generate(prompt, n_tokens, ignore_eos=True).stats
+    return stats.prefill_seconds, stats.seconds_per_token or 0.0
 
 
 def race_candidates(

@@ -175,11 +175,11 @@ def choose_leading_readings(
     if stored is not None:
         return list(map(_read_reading, stored))
     judged = readings.judge(SkipMask(n_layers))
-    for one in judged[:SHOWN_READINGS]:
-        on_event(Notice(f"nothing skipped, {one}"))
     leading = _select_leading(judged)
+    for one in judged[: max(SHOWN_READINGS, len(leading))]:
+        on_event(Notice(f"nothing skipped, {one}"))
     if len(leading) > 1:
-        on_event(Notice(f"masks are searched together with {len(leading)} of these combinations"))
+        on_event(Notice(f"masks are searched together with the first {len(leading)} of these"))
     if store is not None and judged:
         store.set_attr(LEADING_ATTR, list(map(_dump_reading, leading)))
         store.set_attr("readings", [one.as_record() for one in judged])

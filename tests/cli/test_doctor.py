@@ -102,3 +102,15 @@ def test_a_mixture_of_experts_says_what_a_token_reads(
     found = looked_at(capsys, monkeypatch, tmp_path / "mixtral")[1]
     assert found["experts"].startswith("it reads 2 of 4 experts a token, and ")
     assert "experts" not in looked_at(capsys, monkeypatch, "demo")[1]
+
+
+def test_a_folder_of_16_bits_on_a_cpu_is_advised_to_stay_in_16_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_hf_model("llama").bfloat16().save_pretrained(tmp_path / "half")
+    new_hf_model("llama").float().save_pretrained(tmp_path / "single")
+    half = looked_at(capsys, monkeypatch, tmp_path / "half")[1]
+    assert "half of that with --dtype bfloat16" in half["memory"]
+    assert f"--model {tmp_path / 'half'} --dtype bfloat16 --task" in half["next"]
+    single = looked_at(capsys, monkeypatch, tmp_path / "single")[1]
+    assert "--dtype" not in single["memory"] + single["next"]

@@ -26,6 +26,7 @@ from skipsearch.tuning.events import (
     BaselinePredicted,
     CandidateMeasured,
     Forecast,
+    LongestDecoding,
     Notice,
     StageProgress,
     StageStarted,
@@ -167,6 +168,16 @@ def test_the_time_that_is_announced_has_the_preparation_in_it(
     with TuneView(Terminal(file=told)) as view:
         view(Forecast(180.0, search_s, 180.0))
     assert told.getvalue().splitlines() == [said]
+
+
+def test_a_run_starts_with_how_long_its_decoding_may_take() -> None:
+    told = StringIO()
+    with TuneView(Terminal(file=told, width=200)) as view:
+        view(LongestDecoding(token_s=0.1, prefill_s=1.2, n_texts=230, n_tokens=128))
+    assert told.getvalue().splitlines() == [
+        "a token takes 100 ms: race and final measurement take at most about 54 min (230 texts of "
+        "up to 128 tokens), after the preparation and the search"
+    ]
 
 
 @pytest.mark.parametrize("doubtful", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -33,6 +34,8 @@ from .enumeration_checks import check_law
 from .sampling_checks import Warp
 
 QUICK = ("mixtral", "qwen3_moe")  # a rule of each kind for the weights of the chosen experts
+# Plain experts, experts with biases and sinks, and a shared expert beside the others.
+KINDS = ("qwen3_moe", "gpt_oss", "qwen2_moe")
 LAYERS = 3
 PROMPTS = ((1, 2, 3), (7,), (40, 5, 5, 40, 9, 2, 11))
 ALL = SkipMask(LAYERS)
@@ -69,7 +72,7 @@ def test_greedy_tokens_are_the_full_models_own(family: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["native", *thorough("lean")])
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("family", [*KINDS, *thorough("mixtral", "olmoe")])
 def test_on_other_engines_too(family: str, engine: str) -> None:
     rounded = Drafting(ALL, 4, reading=Reading("int8", experts=2))
     check_fewer_experts(family, (*DRAFTINGS, *((rounded,) if engine == "native" else ())), engine)
@@ -107,25 +110,63 @@ def test_sampled_texts_have_the_full_models_probabilities(family: str) -> None:
     assert 0 < law.accepted < law.drafted
 
 
-@given(data=st.data())
-@settings(max_examples=8, deadline=None)
-def test_fuzz(data: st.DataObject) -> None:
-    family = data.draw(st.sampled_from(["mixtral", "qwen3_moe", "olmoe"]))
-    engine = data.draw(st.sampled_from(["hf", "native"]))
-    seed = data.draw(st.integers(0, 3))
+ENGINES = ("hf", "lean", "native")
+
+
+@cache
+def world_of(engine: str, family: str, seed: int) -> tuple[ModelAdapter, FullModel]:
+    return model_on(engine, family, seed), FullModel(tiny_experts(family, seed))
+
+
+@st.composite
+def draftings(draw: st.DrawFn, engine: str) -> Drafting:
     layers = st.lists(st.integers(0, LAYERS - 1), max_size=2, unique=True)
-    drafting = Drafting(
-        SkipMask(LAYERS, tuple(data.draw(layers)), tuple(data.draw(layers))),
-        data.draw(st.integers(1, 8)),
-        data.draw(st.sampled_from(["fixed", "confidence"])),
+    return Drafting(
+        SkipMask(LAYERS, tuple(draw(layers)), tuple(draw(layers))),
+        draw(st.integers(1, 8)),
+        draw(st.sampled_from(["fixed", "confidence"])),
+        siblings=draw(st.sampled_from([None, Siblings(below=0.9, most=2)])),
         reading=Reading(
-            vocabulary=data.draw(st.sampled_from([None, Vocabulary(lowest=20, tokens="30-40")])),
-            experts=data.draw(st.integers(1, 2)),
+            draw(st.sampled_from(["stored", "int8", "int4"] if engine == "native" else ["stored"])),
+            draw(st.sampled_from([None, Vocabulary(lowest=20, tokens="30-40")])),
+            experts=draw(st.integers(1, 2)),
         ),
     )
-    prompt = tuple(data.draw(st.lists(st.integers(0, 47), min_size=1, max_size=8)))
-    world = model_on(engine, family, seed), FullModel(tiny_experts(family, seed))
-    check_greedy([drafting], [(prompt, 12)], world)
+
+
+def fuzz(engine: str, family: str, n_requests: int, seeds: int) -> DecodeStats:
+    """Check greedy text of random requests; return what drafting did in all of them."""
+    total = DecodeStats()
+
+    @given(
+        drafting=draftings(engine),
+        prompt=st.lists(st.integers(0, 47), min_size=1, max_size=8),
+        seed=st.integers(0, seeds - 1),
+    )
+    @settings(max_examples=n_requests, deadline=None)
+    def check(drafting: Drafting, prompt: list[int], seed: int) -> None:
+        nonlocal total
+        total += check_greedy([drafting], [(tuple(prompt), 12)], world_of(engine, family, seed))
+
+    check()
+    return total
+
+
+def test_fuzz() -> None:
+    total = DecodeStats()
+    for engine, family in (("hf", "mixtral"), ("native", "gpt_oss"), ("native", "qwen2_moe")):
+        total += fuzz(engine, family, 3, seeds=2)
+    assert_partly_accepted(total)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_that_holds_of_thousands_of_requests(engine: str) -> None:
+    """Run it by hand: `pytest -m slow tests/decoding/test_fewer_experts.py -s`."""
+    for family in EXPERT_FAMILIES:
+        total = fuzz(engine, family, 400, seeds=4)
+        assert_partly_accepted(total)
+        print(f"\n{engine}, {family}: {total.drafted} drafted, {total.accepted} accepted", end="")
 
 
 def test_requests_of_a_batch_get_the_full_models_own_tokens() -> None:

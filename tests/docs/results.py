@@ -34,6 +34,7 @@ PRETRAINED = {
 }  # weights of SmolLM2 -> file
 DRAFT_HEAD = {
     "bfloat16": "draft-head-smollm2-bfloat16.json",
+    "8 bits": "draft-head-smollm2-8bit.json",
     "Q4_1": "draft-head-smollm2-q4_1.json",
 }  # the same, with a trained head
 TASK_NAMES = {

@@ -21,10 +21,11 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "olmo2": "olmo2",
     "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "olmoe": "olmoe",
 }
-ROUTER = "mlp.gate.weight"  # which files have in float32
+ROUTERS = ("mlp.gate.weight", "shared_expert_gate.weight")  # which files have in float32
 CODES = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # that gguf can write
 
@@ -39,7 +40,7 @@ def round_to_format(weight: Tensor, number_format: str) -> Tensor:
 def round_model(model: nn.Module, number_format: str) -> nn.Module:
     """The model itself, its matrices and its embedding rounded to a format."""
     for name, weight in model.named_parameters():
-        if weight.ndim >= 2 and not name.endswith(ROUTER):
+        if weight.ndim >= 2 and not name.endswith(ROUTERS):
             weight.copy_(round_to_format(weight, number_format))
     return model
 
@@ -78,10 +79,12 @@ def write_model(
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     if per_token := getattr(config, "num_experts_per_tok", None):
-        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
         writer.add_expert_used_count(per_token)
         if width := getattr(config, "moe_intermediate_size", None):
             writer.add_expert_feed_forward_length(width)
+        if width := getattr(config, "shared_expert_intermediate_size", None):
+            writer.add_expert_shared_feed_forward_length(width)
     for key, value in (metadata or {}).items():
         kind = {int: "uint32", float: "float32", str: "string", list: "array", bool: "bool"}
         getattr(writer, f"add_{kind[type(value)]}")(key, value)
@@ -100,8 +103,9 @@ def write_model(
             for part, matrices in parts.items():
                 _add(writer, f"{layer}{part}_exps.weight", matrices, number_format)
             continue
-        if name.endswith(ROUTER):
-            _add(writer, names.get_name(name, (".weight",)), value, "F32")
+        if name.endswith(ROUTERS):
+            rows = value.squeeze(0)  # a shared expert's gate is a vector
+            _add(writer, names.get_name(name, (".weight",)), rows, "F32")
             continue
         if architecture == "llama" and module in heads:  # neighbours of a head rotate together
             value = value.unflatten(0, (heads[module], 2, -1)).transpose(1, 2).flatten(0, 2)

@@ -75,15 +75,16 @@ def tiny_llama(
 
 @torch.no_grad()
 def round_matrices(model: Any, bits: int = 8) -> Any:
-    """The model itself, each matrix of it rounded, head and experts included. A tied embedding is
-    rounded with the head.
+    """The model itself, each matrix of it rounded, head and experts included, routers not. A tied
+    embedding is rounded with the head.
     """
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and not name.endswith("shared_expert_gate"):
             module.weight.copy_(round_weight(module.weight, bits))
-    for name, weight in model.named_parameters():
-        if ".experts." in name:
-            weight.copy_(round_weight(weight.flatten(0, 1), bits).view(weight.shape))
+        if name.endswith(".experts"):
+            for weight in (module.gate_up_proj, module.down_proj):
+                rows = weight.transpose(1, 2) if module.is_transposed else weight
+                rows.copy_(round_weight(rows.flatten(0, 1), bits).view(rows.shape))
     return model
 
 

@@ -30,6 +30,7 @@ def tiny_experts(
         num_experts=6,
         num_experts_per_tok=per_token,
         norm_topk_prob=True,
+        swiglu_limit=1.0,
         sliding_window=None if family == "mixtral" else 128,
         max_position_embeddings=256,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
@@ -49,5 +50,6 @@ def tiny_experts(
             noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
             weight.copy_(noise * scale * fan_in**-0.5)
         elif "bias" in name or "sinks" in name:
-            weight.zero_()
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.copy_(0.1 * noise)
     return model.eval().requires_grad_(False)

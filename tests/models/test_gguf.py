@@ -48,6 +48,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"sliding_window": None},
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
     "olmoe": {"norm_topk_prob": False},
+    "qwen2_moe": {
+        "norm_topk_prob": False,
+        "layer_types": None,
+        "use_sliding_window": False,
+        "shared_expert_intermediate_size": 64,
+    },
 }
 PROMPT = [3, 9, 4, 1, 22, 17, 5, 30]
 

@@ -45,6 +45,7 @@ from skipsearch.tuning.driver import study_fingerprint, tune
 from skipsearch.tuning.events import (
     CandidateMeasured,
     Forecast,
+    LongestDecoding,
     Notice,
     StageProgress,
     StageStarted,
@@ -630,6 +631,12 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
         "racing",
         "measuring",
     ]
+    longest, *events = events
+    assert isinstance(longest, LongestDecoding)
+    assert longest.token_s > 0
+    assert longest.prefill_s > 0
+    assert longest.n_tokens == 14
+    assert longest.total_s == longest.n_texts * (longest.prefill_s + 14 * longest.token_s)
     assert isinstance(events[0], StageStarted)
 
     parts: list[list[Any]] = []

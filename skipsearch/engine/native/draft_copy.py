@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from skipsearch.engine.native.panels import (
     panel_nbytes,
 )
 from skipsearch.engine.native.structs import PANEL_ROWS
+from skipsearch.models.fused.fused_adapter import list_matrices, replace_matrices
 from skipsearch.models.fused.linear import Linear
 from skipsearch.models.head_rows import HeadRows
 
@@ -33,12 +33,9 @@ SCALE_BITS = 0.5  # of a weight in blocks: two bytes of scale for 32 weights
 
 
 def list_layer_matrices(model: NativeAdapter, first_layer: int = 0) -> list[Linear]:
-    """Return the matrices of all layers from one on, four a layer, in the order of a pass."""
-    return [
-        matrix
-        for attention, mlp in model.fused_model.layers[first_layer:]
-        for matrix in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
-    ]
+    """Return the matrices of all layers from one on, in the order of a pass."""
+    layers = model.fused_model.layers[first_layer:]
+    return [matrix for layer in layers for matrix in list_matrices(layer)]
 
 
 def rounds_head(model: NativeAdapter) -> bool:
@@ -67,19 +64,16 @@ def round_matrices(model: NativeAdapter, bits: int, first_layer: int = 0) -> Nat
     if has_own_head:
         widths.append((source.unembed, HEAD_BITS))
     packer.arena = HugePageArena(sum(packer.rounded_nbytes(*pair) for pair in widths))
-    copies = packer.round_all(widths, torch.get_num_threads())
+    rest = iter(packer.round_all(widths, torch.get_num_threads()))
     rounded = copy.copy(source)  # shares rotary tables
     rounded.layers = [
         *source.layers[:first_layer],
         *(
-            (
-                replace(attention, qkv=copies[4 * i], out=copies[4 * i + 1]),
-                replace(mlp, gate_up=copies[4 * i + 2], down=copies[4 * i + 3]),
-            )
-            for i, (attention, mlp) in enumerate(source.layers[first_layer:])
+            replace_matrices(layer, [next(rest) for _ in list_matrices(layer)])
+            for layer in source.layers[first_layer:]
         ),
     ]
-    rounded.unembed = copies[-1] if has_own_head else source.unembed
+    rounded.unembed = next(rest) if has_own_head else source.unembed
     adapter = NativeAdapter(rounded, model.library)
     adapter.use_activations("int8")
     return adapter

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from skipsearch.engine.native import structs
 from skipsearch.engine.native.panels import PanelEmbedding, PanelLinear
+from skipsearch.models.fused.attention import Attention
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.linear import Linear
+from skipsearch.models.fused.mlp import MLP, Activation, ClampedSwiGLU, Routing, SharedExpert
 from skipsearch.models.fused.norms import RMSNorm
-from skipsearch.models.fused.sublayers import MLP, Attention, Routing
 from skipsearch.models.stored_linear import StoredEmbedding
 
 ACTIVATION_CODES = {
@@ -41,9 +42,13 @@ def is_tied(fused_model: FusedAdapter) -> bool:
     )
 
 
-def activation_code(mlp: MLP) -> int | None:
+def activation_code(act: Activation) -> int | None:
     """Return the number by which the kernels know an activation; None if they do not have it."""
-    return structs.SILU if mlp.act is F.silu else ACTIVATION_CODES.get(type(mlp.act).__name__)
+    if isinstance(act, ClampedSwiGLU):
+        return structs.CLAMPED_SWIGLU
+    if act.activation is F.silu:
+        return structs.SILU
+    return ACTIVATION_CODES.get(type(act.activation).__name__)
 
 
 class _StructBuilder:
@@ -67,6 +72,7 @@ class _StructBuilder:
     def build_layer(
         self, attention: Attention, mlp: MLP, window_index: int, rotary_index: int
     ) -> structs.LayerStruct:
+        clamped = mlp.act if isinstance(mlp.act, ClampedSwiGLU) else ClampedSwiGLU(0, 0)
         return structs.LayerStruct(
             self.build_norm(attention.norm),
             self.build_norm(attention.q_norm),
@@ -83,10 +89,24 @@ class _StructBuilder:
             attention.head_dim,
             window_index,
             rotary_index,
-            activation_code(mlp),
+            activation_code(mlp.act),
+            clamped.alpha,
+            clamped.limit,
             attention.scale,
+            self._retain_sinks(attention.sinks),
             *self._build_routing(mlp.routing),
+            *self._build_shared_expert(mlp.shared),
         )
+
+    def _retain_sinks(self, sinks: Tensor | None) -> int | None:
+        if sinks is None:
+            return None
+        return self._retain(sinks.to(self.wide_dtype).contiguous()).data_ptr()
+
+    def _build_shared_expert(self, shared: SharedExpert | None) -> list[structs.MatrixStruct]:
+        if shared is None:
+            return [structs.MatrixStruct() for _ in range(3)]
+        return [self.build_matrix(m) for m in (shared.gate_up, shared.down, shared.gate)]
 
     def _build_routing(self, routing: Routing | None) -> tuple[structs.MatrixStruct, int, int, int]:
         if routing is None:

@@ -17,6 +17,7 @@ from skipsearch.errors import SpinningThreads
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.linear import StoredFusedLinear
+from skipsearch.models.fused.mlp import MLP, GatedActivation, SharedExpert
 from skipsearch.models.stored_linear import StoredEmbedding
 
 
@@ -36,12 +37,11 @@ def why_not_native(fused_model: FusedAdapter) -> str | None:
                 f"it takes experts whose sizes are multiples of {structs.PANEL_ROWS}, and those of "
                 f"{fused_model.spec.id} are {sizes[0]} and {sizes[1]}"
             )
-    unknown = next((mlp.act for _, mlp in fused_model.layers if activation_code(mlp) is None), None)
-    return (
-        None
-        if unknown is None
-        else f"it has no activation {getattr(unknown, '__name__', None) or type(unknown).__name__}"
-    )
+    for _, mlp in fused_model.layers:
+        if isinstance(mlp.act, GatedActivation) and activation_code(mlp.act) is None:
+            act = mlp.act.activation
+            return f"it has no activation {getattr(act, '__name__', None) or type(act).__name__}"
+    return None
 
 
 def repack_weights(
@@ -63,11 +63,7 @@ def repack_weights(
         table = StoredFusedLinear((embedding.matrix,), None, dtype)
     packer = PanelPacker(library, dtype, activations)
     n_bytes = sum(
-        packer.nbytes(attention.qkv)
-        + packer.nbytes(attention.out)
-        + packer.nbytes(mlp.gate_up, 2)
-        + packer.nbytes(mlp.down)
-        + (0 if mlp.routing is None else packer.nbytes(mlp.routing.router))
+        packer.nbytes(attention.qkv) + packer.nbytes(attention.out) + _mlp_nbytes(packer, mlp)
         for attention, mlp in fused_model.layers
     )
     n_bytes += sum(packer.nbytes(matrix) for matrix in (fused_model.unembed, table) if matrix)
@@ -81,6 +77,9 @@ def repack_weights(
         fused_model.layers[i] = attention, mlp
         if mlp.routing is not None:
             mlp = replace(mlp, routing=replace(mlp.routing, router=pack(mlp.routing.router)))
+        if (shared := mlp.shared) is not None:
+            matrices = pack(shared.gate_up, 2), pack(shared.down), pack(shared.gate)
+            mlp = replace(mlp, shared=SharedExpert(*matrices))
         fused_model.layers[i] = attention, replace(mlp, down=pack(mlp.down))
     fused_model.unembed = head = pack(fused_model.unembed)
     if was_tied or table is not None:
@@ -88,6 +87,17 @@ def repack_weights(
             head if table is None else pack(table), embedding_scale(embedding, dtype)
         )
     return NativeAdapter(fused_model, library)
+
+
+def _mlp_nbytes(packer: PanelPacker, mlp: MLP) -> int:
+    """Return the bytes that the matrices of an MLP take in panels."""
+    n_bytes = packer.nbytes(mlp.gate_up, 2) + packer.nbytes(mlp.down)
+    if mlp.routing is not None:
+        n_bytes += packer.nbytes(mlp.routing.router)
+    if (shared := mlp.shared) is not None:
+        n_bytes += packer.nbytes(shared.gate_up, 2)
+        n_bytes += packer.nbytes(shared.down) + packer.nbytes(shared.gate)
+    return n_bytes
 
 
 def warn_if_threads_spin() -> None:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from skipsearch.engine.native.blocks import FORMAT_OF_BITS, round_weight
+from skipsearch.models.experts import experts_first_order
 from skipsearch.models.stored_linear import (
     StoredEmbedding,
     StoredExperts,
     StoredLinear,
     StoredMatrix,
     TensorMatrix,
+    TransposedMatrices,
 )
 
 
@@ -61,6 +63,8 @@ def round_matrices_when_read(model: nn.Module, bits: int, dtype: torch.dtype) ->
     for path, module in list(model.named_modules()):
         parent, _, child = path.rpartition(".")
         if isinstance(module, nn.Linear):
+            if child == "shared_expert_gate":  # keeps its numbers, as routers do
+                continue
             bias = None if module.bias is None else module.bias.detach().to(dtype)
             stored: nn.Module = StoredLinear(_round(path, module.weight, bits), bias, dtype)
         elif isinstance(module, nn.Embedding) and module.weight.data_ptr() in matrices:
@@ -80,12 +84,18 @@ def round_matrices_when_read(model: nn.Module, bits: int, dtype: torch.dtype) ->
 
 def _round_experts(path: str, module: Any, bits: int, dtype: torch.dtype) -> StoredExperts:
     """Return experts whose matrices are rounded when they are read."""
-    n, width = module.gate_up_proj.shape[:2]  # rows of an expert: gate, then up
-    order = torch.arange(n * width).view(n, 2, -1).transpose(0, 1).flatten()
-    gate_up, down = (
-        _round(f"{path}.{name}", getattr(module, name).flatten(0, 1), bits)
-        for name in ("gate_up_proj", "down_proj")
-    )
+    order, matrices = experts_first_order(module), list[StoredMatrix]()
+    for name in ("gate_up_proj", "down_proj"):
+        weight = getattr(module, name).detach()
+        matrices.append(
+            RoundedMatrix(
+                TransposedMatrices(f"{path}.{name}", weight)
+                if module.is_transposed
+                else TensorMatrix(f"{path}.{name}", weight.flatten(0, 1)),
+                bits,
+            )
+        )
+    gate_up, down = matrices
     for name in ("gate_up_proj", "down_proj"):
         meta = getattr(module, name).detach().to("meta")
         setattr(module, name, nn.Parameter(meta, requires_grad=False))

@@ -11,7 +11,7 @@ GROUP_SIZE = 32  # inputs of a block
 DTYPE_CODES = {"float32": 0, "bfloat16": 1, "float64": 2}
 DENSE = 0  # the kind of a panel in the model's dtype; other kinds are in blocks.py
 ACTIVATION_CODES = {"int8": 0, "int16": 1, "float": 2}
-SILU, GELU_TANH, GELU = range(3)  # activations
+SILU, GELU_TANH, GELU, CLAMPED_SWIGLU = range(4)  # activations
 
 
 class PanelStruct(ctypes.Structure):
@@ -57,9 +57,13 @@ class LayerStruct(ctypes.Structure):
                 "activation",
             )
         ),
+        ("alpha", c_double),
+        ("limit", c_double),
         ("scale", c_double),
+        ("sinks", c_void_p),
         ("router", MatrixStruct),
         *((name, c_int64) for name in ("n_experts", "experts_per_token", "normalizes")),
+        *((name, MatrixStruct) for name in ("shared_gate_up", "shared_down", "shared_gate")),
     )
 
 

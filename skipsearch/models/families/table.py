@@ -54,6 +54,9 @@ class Family:
     # Whether an attention module applies RoPE; None: all of them do.
     uses_rope: Callable[[Any], bool] | None = None
     rope_interleaved: bool = False  # RoPE rotates pairs of neighbours instead of pairs of halves
+    rotary_halves: bool = (
+        False  # the rotary module returns an angle for each pair, not for each dim
+    )
     alibi: bool = False  # a bias for each head, linear in the key's position
     # Layers that attend only to `sliding_window` tokens; typed: by config.layer_types.
     window_layers: Literal["none", "all", "typed"] = "none"
@@ -201,6 +204,11 @@ FAMILIES: dict[str, Family] = {
         cache_argument="layer_past",
         variant=_gpt_neox,
     ),
+    "gpt_oss": Family(
+        window_layers="typed",
+        rotary_halves=True,
+        attn_implementation="eager",  # sdpa cannot add sinks
+    ),
     "granite": Family(
         embed_scale_key="embedding_multiplier",
         branch_scale_key="residual_multiplier",
@@ -230,6 +238,7 @@ FAMILIES: dict[str, Family] = {
     "phi": Family(norm="model.final_layernorm", parallel=True, mlp_norm="input_layernorm"),
     "phi3": Family(window_layers="all"),
     "qwen2": Family(window_layers="typed"),
+    "qwen2_moe": Family(window_layers="typed"),
     "qwen3": Family(window_layers="typed"),
     "qwen3_moe": Family(window_layers="all"),
     "seed_oss": Family(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skipsearch.models.adapter import ModelSpec, PassRunner
-from skipsearch.models.experts import Experts
+from skipsearch.models.experts import Experts, experts_first_order
 from skipsearch.models.families.decompose import LayerKind, ModelParts, SubLayer, decompose_model
 from skipsearch.models.families.table import Family
+from skipsearch.models.fused.attention import Attention, PassInputs
 from skipsearch.models.fused.causal_masks import CausalMaskCache
 from skipsearch.models.fused.linear import (
     Linear,
@@ -30,9 +31,16 @@ from skipsearch.models.fused.linear import (
     fuse_linears,
     pack_linear,
 )
+from skipsearch.models.fused.mlp import (
+    MLP,
+    Activation,
+    ClampedSwiGLU,
+    GatedActivation,
+    Routing,
+    SharedExpert,
+)
 from skipsearch.models.fused.norms import RMSNorm, rms_norm_from
-from skipsearch.models.fused.rope import RotaryTable, half_order_rows, no_rotation
-from skipsearch.models.fused.sublayers import MLP, Attention, PassInputs, Routing
+from skipsearch.models.fused.rope import RotaryTable, double_angles, half_order_rows, no_rotation
 from skipsearch.models.kv_cache import KVCache, PassPlan, round_slots
 from skipsearch.models.stored_linear import StoredEmbedding, StoredExperts, StoredLinear
 
@@ -45,6 +53,7 @@ FUSABLE = frozenset(
         "gemma3_text",
         "glm",
         "glm4",
+        "gpt_oss",
         "llama",
         "mistral",
         "mixtral",
@@ -53,6 +62,7 @@ FUSABLE = frozenset(
         "olmoe",
         "phi3",
         "qwen2",
+        "qwen2_moe",
         "qwen3",
         "qwen3_moe",
         "seed_oss",
@@ -141,13 +151,7 @@ class FusedAdapter:
 
     @property
     def read_bytes(self) -> int:
-        parts = [
-            getattr(part, name)
-            for layer in self.layers
-            for part in layer
-            for name in part.__dataclass_fields__
-        ]
-        parts += [mlp.routing.router for _, mlp in self.layers if mlp.routing is not None]
+        parts = [part for layer in self.layers for part in _list_parts(layer)]
         matrices = [part for part in parts if hasattr(part, "add_to")] + [self.unembed]
         norms = [part for part in parts if isinstance(part, RMSNorm)] + [self.norm]
         vectors = [n.weight for n in norms] + [m.bias for m in matrices if m.bias is not None]
@@ -161,10 +165,12 @@ class FusedAdapter:
             return matrix.unpack() if isinstance(matrix, StoredFusedLinear) else matrix
 
         for i, layer in enumerate(self.layers):
-            attention, mlp = _convert_layer(layer, unpack)
+            attention, mlp = convert_layer(layer, unpack)
             if mlp.routing is not None:
                 routing = replace(mlp.routing, router=unpack(mlp.routing.router))
                 mlp = replace(mlp, routing=routing)
+            if mlp.shared is not None:
+                mlp = replace(mlp, shared=replace(mlp.shared, gate=unpack(mlp.shared.gate)))
             self.layers[i] = attention, mlp
         if not isinstance(self._embedding, StoredEmbedding):
             self.unembed = unpack(self.unembed)
@@ -184,7 +190,7 @@ class FusedAdapter:
         Head, norms, embedding and tables are shared.
         """
         variant = copy.copy(self)
-        variant.layers = [_convert_layer(layer, convert) for layer in self.layers]
+        variant.layers = [convert_layer(layer, convert) for layer in self.layers]
         return variant
 
     def with_fewer_experts(self, per_token: int) -> FusedAdapter:
@@ -246,14 +252,42 @@ class FusedAdapter:
         return shared
 
 
-def _convert_layer(
+def _list_parts(layer: tuple[Attention, MLP]) -> Iterator[Any]:
+    """Yield the fields of a layer, and of what its MLP consists of."""
+    attention, mlp = layer
+    for part in (attention, mlp, mlp.routing, mlp.shared):
+        if part is not None:
+            yield from (getattr(part, name) for name in part.__dataclass_fields__)
+
+
+def list_matrices(layer: tuple[Attention, MLP]) -> list[Linear]:
+    """Return the matrices of a layer that a copy may round, in the order of a pass.
+
+    Routers and the gates of shared experts keep their numbers.
+    """
+    attention, mlp = layer
+    shared = [] if mlp.shared is None else [mlp.shared.gate_up, mlp.shared.down]
+    return [attention.qkv, attention.out, mlp.gate_up, mlp.down, *shared]
+
+
+def replace_matrices(
+    layer: tuple[Attention, MLP], matrices: Sequence[Linear]
+) -> tuple[Attention, MLP]:
+    """Return a layer with other matrices, in the order of `list_matrices`."""
+    attention, mlp = layer
+    qkv, out, gate_up, down, *rest = matrices
+    shared = None if mlp.shared is None else replace(mlp.shared, gate_up=rest[0], down=rest[1])
+    return (
+        replace(attention, qkv=qkv, out=out),
+        replace(mlp, gate_up=gate_up, down=down, shared=shared),
+    )
+
+
+def convert_layer(
     layer: tuple[Attention, MLP], convert: Callable[[Linear], Linear]
 ) -> tuple[Attention, MLP]:
-    attention, mlp = layer
-    return (
-        replace(attention, qkv=convert(attention.qkv), out=convert(attention.out)),
-        replace(mlp, gate_up=convert(mlp.gate_up), down=convert(mlp.down)),
-    )  # the router keeps its numbers
+    """Return a layer with all matrices of `list_matrices` converted."""
+    return replace_matrices(layer, [convert(matrix) for matrix in list_matrices(layer)])
 
 
 def fuse_model(
@@ -268,10 +302,11 @@ def fuse_model(
         else replace(kind, layer_type=NO_ROPE)
         for kind, layer in zip(parts.kinds, parts.layers, strict=True)
     ]
+    rotary = double_angles(parts.rotary) if family.rotary_halves else parts.rotary
     tables = {
-        layer_type: RotaryTable(no_rotation(parts.rotary), None, spec)
+        layer_type: RotaryTable(no_rotation(rotary), None, spec)
         if layer_type == NO_ROPE
-        else RotaryTable(parts.rotary, layer_type, spec)
+        else RotaryTable(rotary, layer_type, spec)
         for layer_type in dict.fromkeys(kind.layer_type for kind in kinds)
     }
     layers = list[tuple[Attention, MLP]]()
@@ -322,6 +357,7 @@ def _fuse_attention(
         size,
         module.scaling,
         order,
+        module.sinks.detach() if hasattr(module, "sinks") else None,
     )
 
 
@@ -338,7 +374,7 @@ def _fuse_mlp(sublayer: SubLayer) -> MLP:
     return MLP(
         _optional_norm(sublayer.norm),
         fuse_linears(projections),
-        _fast_activation(act),
+        GatedActivation(_fast_activation(act)),
         fuse_linears([module.down_proj]),
         _optional_norm(sublayer.post_norm),
     )
@@ -347,28 +383,56 @@ def _fuse_mlp(sublayer: SubLayer) -> MLP:
 def _fuse_experts(sublayer: SubLayer) -> MLP:
     """Fuse a router and its experts. Rows of all experts' gates come first, then those of ups."""
     block: Any = sublayer.run
-    experts, gate = block.experts, block.gate
+    router = block.router if hasattr(block, "router") else block.gate
+    stored: StoredExperts | None = None
+    experts = block.experts
     if isinstance(experts, StoredExperts):
+        stored, experts = experts, experts.module
+    order, gate_up_bias, down_bias = experts_first_order(experts), None, None
+    if experts.has_bias:
+        gate_up_bias = experts.gate_up_proj_bias.detach().flatten()[order]
+        down_bias = experts.down_proj_bias.detach().flatten()
+    if stored is not None:
         gate_up: Linear = StoredFusedLinear(
-            experts.gate_up, None, experts.dtype, experts.order, is_sliced=True
+            stored.gate_up, gate_up_bias, stored.dtype, stored.order, is_sliced=True
         )
-        down: Linear = StoredFusedLinear((experts.down,), None, experts.dtype, is_sliced=True)
+        down: Linear = StoredFusedLinear((stored.down,), down_bias, stored.dtype, is_sliced=True)
     else:
-        gates, ups = experts.gate_up_proj.detach().unflatten(1, (2, -1)).unbind(1)
-        gate_up = PlainLinear(torch.cat([gates.flatten(0, 1), ups.flatten(0, 1)]), None)
-        down = PlainLinear(experts.down_proj.detach().flatten(0, 1), None)
+        weights = [experts.gate_up_proj.detach(), experts.down_proj.detach()]
+        if experts.is_transposed:
+            weights = [weight.transpose(1, 2) for weight in weights]
+        gate_up = PlainLinear(weights[0].flatten(0, 1)[order], gate_up_bias)
+        down = PlainLinear(weights[1].flatten(0, 1), down_bias)
         free_weights_(experts)
-    # Mixtral has no setting: its weights always have a sum of 1.
-    normalizes = bool(getattr(gate, "norm_topk_prob", True))
-    routing = Routing(PlainLinear(gate.weight.detach(), None), gate.top_k, normalizes)
     return MLP(
         _optional_norm(sublayer.norm),
         gate_up,
-        _fast_activation(experts.act_fn),
+        _gated_activation_of(experts),
         down,
         _optional_norm(sublayer.post_norm),
-        routing,
+        # Mixtral and gpt_oss have no setting: their weights always have a sum of 1.
+        Routing(
+            PlainLinear(router.weight.detach(), getattr(router, "bias", None)),
+            router.top_k,
+            bool(getattr(router, "norm_topk_prob", True)),
+        ),
+        _fuse_shared_expert(block) if hasattr(block, "shared_expert") else None,
     )
+
+
+def _fuse_shared_expert(block: Any) -> SharedExpert:
+    expert = block.shared_expert
+    return SharedExpert(
+        fuse_linears([expert.gate_proj, expert.up_proj]),
+        fuse_linears([expert.down_proj]),
+        PlainLinear(block.shared_expert_gate.weight.detach(), None),
+    )
+
+
+def _gated_activation_of(experts: Any) -> Activation:
+    if hasattr(experts, "limit"):
+        return ClampedSwiGLU(experts.alpha, experts.limit)
+    return GatedActivation(_fast_activation(experts.act_fn))
 
 
 def _fast_activation(act: Any) -> Any:

@@ -101,3 +101,13 @@ def no_rotation(rotary: Any) -> Callable[..., tuple[Tensor, Tensor]]:
         return torch.ones_like(cos), torch.zeros_like(sin)
 
     return zero_angles
+
+
+def double_angles(rotary: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return a replacement that repeats the angles of a rotary module with one for each pair."""
+
+    def doubled(like: Tensor, positions: Tensor, *rest: str) -> tuple[Tensor, Tensor]:
+        cos, sin = rotary(like, positions, *rest)
+        return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+
+    return doubled

@@ -165,6 +165,21 @@ def _add_qwen3_moe(file: GGUFFile, settings: Settings) -> None:
     settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
 
 
+def _add_qwen2_moe(file: GGUFFile, settings: Settings) -> None:
+    _add_experts(file, settings, False)
+    shared = "qwen2moe.expert_shared_feed_forward_length"
+    # llama.cpp takes these values for files that lack them.
+    settings["moe_intermediate_size"] = file.get(
+        "qwen2moe.expert_feed_forward_length",
+        int,
+        settings["intermediate_size"] // settings["num_experts_per_tok"],
+    )
+    settings["shared_expert_intermediate_size"] = file.get(
+        shared, int, settings["intermediate_size"]
+    )
+    settings["qkv_bias"] = "blk.0.attn_q.bias" in file.tensors
+
+
 def _add_olmoe(file: GGUFFile, settings: Settings) -> None:
     _add_experts(file, settings, False)
 
@@ -183,6 +198,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[GGUFFile, Settings], None]]] = {
     "gemma3": ("gemma3_text", _add_gemma3),
     "olmo2": ("olmo2", _add_nothing),
     "olmoe": ("olmoe", _add_olmoe),
+    "qwen2moe": ("qwen2_moe", _add_qwen2_moe),
     "qwen3moe": ("qwen3_moe", _add_qwen3_moe),
 }
 MIXTRAL = ("mixtral", _add_mixtral)  # files of the architecture llama that have experts

@@ -141,7 +141,10 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
 
     for path, module in list(model.named_modules()):
         parent, _, child = path.rpartition(".")
-        if isinstance(module, nn.Linear):
+        if child == "shared_expert_gate":  # a vector in the file
+            weight = file.vector(name_in_file(f"{path}.weight"), module.in_features)
+            module.weight = nn.Parameter(weight[None].to(dtype), requires_grad=False)
+        elif isinstance(module, nn.Linear):
             is_tied = path == "lm_head" and config.tie_word_embeddings
             source = "token_embd.weight" if is_tied else name_in_file(f"{path}.weight")
             matrix = file.matrix(source, (module.out_features, module.in_features))
@@ -173,7 +176,8 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
             layer = name_in_file(f"{parent}.gate.weight").removesuffix("ffn_gate_inp.weight")
             setattr(model.get_submodule(parent), child, _open_experts(file, layer, module, dtype))
     for path, weight in list(model.named_parameters()):
-        if ".table." in path or ".experts." in path:  # matrices that are in the file
+        # Other matrices stay in the file, and the gate of a shared expert was read above.
+        if any(name in path for name in (".table.", ".experts.", ".shared_expert_gate.")):
             continue
         if weight.dim() == 2:  # a router
             shape = (weight.shape[0], weight.shape[1])

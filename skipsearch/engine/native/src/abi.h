@@ -8,7 +8,9 @@ enum PanelKind : int64_t { DENSE, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, Q4_K, Q5_K
 // How inputs of panels in blocks are rounded. INT16 uses two int8 numbers, of which one counts
 // 128 times as much.
 enum Activations : int64_t { INT8, INT16, FLOAT };
-enum Activation : int64_t { SILU, GELU_TANH, GELU };
+// CLAMPED_SWIGLU of (gate, up) is g * sigmoid(alpha * g) * (u + 1), where g is gate cut to at most
+// `limit`, and u is up cut to -limit ... limit.
+enum Activation : int64_t { SILU, GELU_TANH, GELU, CLAMPED_SWIGLU };
 
 // Output rows in a panel. A weight matrix is stored panel by panel. A dense panel is
 // [input][PANEL_ROWS], so that a vector load reads one input of neighbouring outputs. In bfloat16
@@ -44,12 +46,18 @@ struct Layer {
     int64_t window_index;          // in Model::windows
     int64_t rotary_index;          // in PassArgs::rotary_tables
     int64_t activation;            // Activation
+    double alpha, limit;           // of CLAMPED_SWIGLU
     double scale;                  // of attention scores
+    const void *sinks;             // [heads], float (double for F64): a score of each head that
+                                   // only adds to the sum of the softmax; null: none
     Matrix router;                 // [n_experts, hidden_size]
     int64_t n_experts;             // 0: the MLP has none. Else gate_up has the panels of expert
                                    // after expert, and so has down
     int64_t experts_per_token;
     int64_t normalizes;            // 1: the weights of a row's experts have a sum of 1
+    Matrix shared_gate_up;         // of an expert that all rows read, as gate_up
+    Matrix shared_down;            // no outputs: there is no such expert
+    Matrix shared_gate;            // [1, hidden_size]: its sigmoid weighs this expert
 };
 
 struct Model {

@@ -26,6 +26,7 @@ template <class T> class ForwardPass {
             const Layer &layer = model.layers[i];
             raise_to(qkv_width, panel_count(layer.qkv) * PANEL_ROWS);
             raise_to(mid_width, layer.out.in), raise_to(mid_width, layer.down.in);
+            raise_to(mid_width, layer.shared_down.in);
             raise_to(heads, layer.heads), raise_to(head_dim, layer.head_dim);
             raise_to(n_experts, layer.n_experts), raise_to(pairs_per_row, layer.experts_per_token);
             has_post_norm |= layer.attn_post_norm.weight || layer.mlp_post_norm.weight;
@@ -222,68 +223,13 @@ template <class T> class ForwardPass {
         ctx.barrier.wait();
     }
 
-    void run_mlp(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows) {
-        const Inputs<T> inputs = prepare_inputs(
-            ctx, layer.gate_up, norm_rows(ctx, layer.mlp_norm, r, rows), x_stride, rows);
-        A *gate = scratches[ctx.thread].sums[0], *up = scratches[ctx.thread].sums[1];
-        for (auto [n, end] = ctx.share(panel_count(layer.gate_up) / 2); n < end; ++n) {
-            multiply_panel<T>(layer.gate_up, 2 * n, inputs, gate);
-            add_bias<T>(layer.gate_up, 2 * n, rows, gate);
-            multiply_panel<T>(layer.gate_up, 2 * n + 1, inputs, up);
-            add_bias<T>(layer.gate_up, 2 * n + 1, rows, up);
-            for (int64_t i = 0; i < rows; ++i)
-                act_mul<T>(layer.activation, gate + i * PANEL_ROWS, up + i * PANEL_ROWS,
-                           mid + i * mid_stride + n * PANEL_ROWS);
-        }
-        ctx.barrier.wait();
-        add_to_residual(ctx, layer.down, layer.mlp_post_norm, r, rows);
-    }
-
-    // The MLP of a layer with experts. The outputs of a row's experts are added up in the order of
-    // the experts, so the sum does not depend on other rows.
-    void run_experts(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows, int64_t *chosen) {
-        ThreadScratch<T> &scratch = scratches[ctx.thread];
-        const Input<T> *x = norm_rows(ctx, layer.mlp_norm, r, rows);
-        Routes<A> &routes = scratch.routes;   // each thread chooses by itself, with the same result
-        route_rows<T>(layer, x, x_stride, rows, scratch.sums[0], routes, scratch.gathered);
-        const int64_t n_pairs = rows * layer.experts_per_token;
-        for (int64_t p = 0; chosen && ctx.thread == 0 && p < n_pairs; ++p)
-            chosen[r * layer.experts_per_token + p] = routes.experts[p];
-        A *sums = scratch.sums[0], *more = scratch.sums[1];
-        const auto inputs = prepare_inputs(ctx, layer.gate_up, scratch.gathered, x_stride, n_pairs);
-        const int64_t mid_panels = panel_count(layer.gate_up) / 2 / layer.n_experts;
-        for (auto [item, end] = ctx.share(routes.n_active * mid_panels); item < end; ++item) {
-            const int64_t e = routes.active[item / mid_panels], n = item % mid_panels;
-            const int64_t first = routes.first[e], panel = 2 * (e * mid_panels + n);
-            with_rows(inputs, first, routes.first[e + 1], [&](const Inputs<T> &pairs) {
-                multiply_panel<T>(layer.gate_up, panel, pairs, sums);
-                multiply_panel<T>(layer.gate_up, panel + 1, pairs, more);
-                for (int64_t i = 0; i < pairs.rows; ++i)
-                    act_mul<T>(layer.activation, sums + i * PANEL_ROWS, more + i * PANEL_ROWS,
-                               mid + (first + i) * mid_stride + n * PANEL_ROWS);
-            });
-        }
-        ctx.barrier.wait();
-        const Inputs<T> outputs = prepare_inputs(ctx, layer.down, mid, mid_stride, n_pairs);
-        const int64_t panels = panel_count(layer.down) / layer.n_experts;
-        for (auto [n, end] = ctx.share(panels); n < end; ++n) {
-            for (int64_t i = 0; i < rows * PANEL_ROWS; ++i) more[i] = 0;
-            for (int64_t a = 0; a < routes.n_active; ++a) {
-                const int64_t e = routes.active[a], first = routes.first[e];
-                with_rows(outputs, first, routes.first[e + 1], [&](const Inputs<T> &pairs) {
-                    multiply_panel<T>(layer.down, e * panels + n, pairs, sums);
-                    for (int64_t i = 0; i < pairs.rows; ++i) {
-                        A *to = more + routes.rows[first + i] * PANEL_ROWS;
-                        for (int64_t j = 0; j < PANEL_ROWS; ++j)
-                            to[j] += routes.pair_weights[first + i] * sums[i * PANEL_ROWS + j];
-                    }
-                });
-            }
-            for (int64_t i = 0; i < rows; ++i)
-                add_panel<T>(more + i * PANEL_ROWS, h + (r + i) * h_stride + n * PANEL_ROWS);
-        }
-        ctx.barrier.wait();
-    }
+    // forward_mlp.h has the definitions.
+    void run_mlp(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows);
+    void run_experts(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows, int64_t *chosen);
+    void run_shared_expert(ThreadCtx ctx, const Layer &layer, const Input<T> *x, int64_t r,
+                           int64_t rows);
+    void fill_mid(ThreadCtx ctx, const Layer &layer, const Matrix &gate_up, const Input<T> *x,
+                  int64_t rows);
 
     void run_attention(ThreadCtx ctx, const Layer &layer, int64_t index, int64_t r, int64_t rows) {
         const Input<T> *x = norm_rows(ctx, layer.attn_norm, r, rows);
@@ -348,10 +294,15 @@ template <class T> class ForwardPass {
     void store_attention(const Layer &layer, const QueryRow<T> &query, int64_t r,
                          const PartialSoftmax<A> &part) {
         Input<T> *to = mid + (query.row - r) * mid_stride + query.head * layer.head_dim;
+        A sum = part.sum;
+        if (layer.sinks) {
+            const A sink = ((const A *)layer.sinks)[query.head];
+            sum += exp_vec(Vec<T>{} + (sink - part.max))[0];
+        }
         int64_t d = 0;
         for (; d + LANES<T> <= layer.head_dim; d += LANES<T>)
-            store_input<T>(to + d, load(part.values + d) / part.sum);
-        for (; d < layer.head_dim; ++d) to[d] = to_input<T>(part.values[d] / part.sum);
+            store_input<T>(to + d, load(part.values + d) / sum);
+        for (; d < layer.head_dim; ++d) to[d] = to_input<T>(part.values[d] / sum);
     }
 
     // Attention in which a thread takes whole queries, block after block. If a text has several
@@ -498,3 +449,5 @@ template <class T> class ForwardPass {
 };
 
 }  // namespace
+
+#include "forward_mlp.h"

@@ -121,9 +121,25 @@ void add_bias(const Matrix &matrix, int64_t panel, int64_t rows, Acc<T> *sums) {
 
 // Writes activation(gate) * up, for one row of a panel.
 template <class T>
-inline void act_mul(int64_t activation, const Acc<T> *gate, const Acc<T> *up, Input<T> *to) {
-    for (int64_t j = 0; j < PANEL_ROWS; j += LANES<T>)
-        store_input<T>(to + j, activate(load(gate + j), activation) * load(up + j));
+inline void act_mul(const Layer &layer, const Acc<T> *gate, const Acc<T> *up, Input<T> *to) {
+    using A = Acc<T>;
+    if (layer.activation != CLAMPED_SWIGLU) {
+        for (int64_t j = 0; j < PANEL_ROWS; j += LANES<T>)
+            store_input<T>(to + j, activate(load(gate + j), layer.activation) * load(up + j));
+        return;
+    }
+    const Vec<T> limit = Vec<T>{} + A(layer.limit);
+    for (int64_t j = 0; j < PANEL_ROWS; j += LANES<T>) {
+        Vec<T> g = load(gate + j), u = load(up + j);
+        g = g > limit ? limit : g;
+        u = u > limit ? limit : (u < -limit ? -limit : u);
+        store_input<T>(to + j, g / (A(1) + exp_vec(A(-layer.alpha) * g)) * (u + A(1)));
+    }
+}
+
+// Adds the outputs of a panel, weighted, to `to`.
+template <class T> inline void add_weighted(const Acc<T> *outputs, Acc<T> weight, Acc<T> *to) {
+    for (int64_t j = 0; j < PANEL_ROWS; ++j) to[j] += weight * outputs[j];
 }
 
 // Returns one weight of a matrix, rounded to T.

@@ -62,6 +62,7 @@ void route_rows(const Layer &layer, const Input<T> *x, int64_t stride, int64_t r
     for (int64_t i = 0; i < rows; ++i) {
         for (int64_t n = 0; n < panel_count(layer.router); ++n) {
             multiply_panel<T>(layer.router, n, {x + i * stride, stride, 1, nullptr}, sums);
+            add_bias<T>(layer.router, n, 1, sums);
             for (int64_t j = 0, e = n * PANEL_ROWS; j < PANEL_ROWS; ++j, ++e)
                 routes.logits[e] =
                     e < layer.n_experts ? round_to<T>(sums[j]) : -A(__builtin_inf());

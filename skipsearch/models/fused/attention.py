@@ -1,8 +1,8 @@
-"""The sub-layers of a fused model, and their common inputs in a pass."""
+"""The attention of a fused model, and the inputs that its layers share in a pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.models import attention_masks
-from skipsearch.models.experts import note_fused_experts
 from skipsearch.models.families.decompose import LayerKind
 from skipsearch.models.fused.causal_masks import CausalMaskCache
 from skipsearch.models.fused.linear import Linear
@@ -38,6 +37,8 @@ class Attention:
     # For each row of `qkv`, its row in the module; None: the same order. Rows are reordered if the
     # module rotates neighbour pairs, because this class rotates pairs of halves.
     order: Tensor | None = None
+    # [heads]: a score of each head that only adds to the sum of its softmax; None: there is none.
+    sinks: Tensor | None = None
 
     def __call__(self, h: Tensor, cache: KVCache, inputs: PassInputs) -> Tensor:
         """Run the sub-layer: [B, T, H] -> [B, T, H]."""
@@ -47,8 +48,17 @@ class Attention:
             flat if self.norm is None else self.norm(flat), b, t, *inputs.rotary(self.kind)
         )
         keys, values = cache.write(self.index, k, v, inputs.plan)
+        attended = self._attend(q, keys, values, inputs)
+        branch = attended.transpose(1, 2).reshape(b * t, self.heads * self.head_dim)
+        return self.add_residual(flat, branch).view(b, t, width)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, inputs: PassInputs) -> Tensor:
+        """Attend: q [B, heads, T, D] to keys and values [B, kv_heads, n_keys, D]."""
+        if self.sinks is not None:
+            mask = inputs.full_mask(self.kind)
+            return attend_with_sinks(q, keys, values, mask, self.scale, self.sinks)
         bias, causal = inputs.attn_bias(self.kind)
-        attended = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             q,
             keys,
             values,
@@ -57,8 +67,6 @@ class Attention:
             scale=self.scale,
             enable_gqa=self.heads != self.kv_heads,
         )
-        branch = attended.transpose(1, 2).reshape(b * t, self.heads * self.head_dim)
-        return self.add_residual(flat, branch).view(b, t, width)
 
     def project_heads(
         self, x: Tensor, b: int, t: int, cos: Tensor, sin: Tensor
@@ -97,75 +105,19 @@ class Attention:
         return torch.cat([q, k], dim=-1)
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """How a layer with E experts chooses those that a row reads, and weighs their outputs.
+def attend_with_sinks(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, sinks: Tensor
+) -> Tensor:
+    """Attend with one more score for each head, whose value is zero. Source: gpt_oss.
 
-    Source: the routers of Mixtral, Qwen3-MoE and OLMoE.
-    """
-
-    router: Linear  # [E, H]
-    per_token: int  # k: experts that a row reads
-    normalizes: bool  # whether the weights of a row have a sum of 1
-
-    @property
-    def n_experts(self) -> int:
-        return self.router.shape[0]
-
-    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (weights in float32, experts) of each row, [N, k] each, for rows [N, H]."""
-        probs = self.router(x).softmax(-1, dtype=torch.float32)
-        weights, chosen = probs.topk(self.per_token, dim=-1)
-        note_fused_experts(chosen)
-        if self.normalizes:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights, chosen
-
-
-@dataclass(frozen=True, slots=True)
-class MLP:
-    """An MLP sub-layer: h + post_norm(down(act(gate(x)) · up(x))), where x = norm(h).
-
-    With experts, the branch of a row is the weighted sum of the MLPs of the chosen experts.
-    """
-
-    norm: RMSNorm | None
-    gate_up: Linear  # [2 · I, H]: the rows of gate, then of up; [2 · E · I, H] with experts
-    act: Callable[[Tensor], Tensor]
-    down: Linear  # [H, I]; [E · H, I] with experts
-    post_norm: RMSNorm | None
-    routing: Routing | None = None  # None: there are no experts
-
-    def __call__(self, h: Tensor) -> Tensor:
-        """Run the sub-layer: [B, T, H] -> [B, T, H]."""
-        flat = h.view(-1, h.shape[-1])
-        x = flat if self.norm is None else self.norm(flat)
-        if self.routing is not None:
-            branch = self._run_experts(x, self.routing)
-            return (flat + (branch if self.post_norm is None else self.post_norm(branch))).view(
-                h.shape
-            )
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        branch = self.act(gate) * up
-        return (
-            self.down.add_to(flat, branch)
-            if self.post_norm is None
-            else flat + self.post_norm(self.down(branch))
-        ).view(h.shape)
-
-    def _run_experts(self, x: Tensor, routing: Routing) -> Tensor:
-        """Return the branch of each row, [N, H] -> [N, H]."""
-        weights, chosen = routing.choose(x)
-        n_experts, width = routing.n_experts, x.shape[1]
-        gate_up = self.gate_up.to_dense().view(2, n_experts, -1, width)
-        down = self.down.to_dense().view(n_experts, width, -1)
-        branch = torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-        for expert in chosen.unique().tolist():
-            rows, places = (chosen == expert).nonzero(as_tuple=True)
-            gate, up = (F.linear(x[rows], weight) for weight in gate_up[:, expert])
-            output = F.linear(self.act(gate) * up, down[expert])
-            branch.index_add_(0, rows, output * weights[rows, places, None].to(branch.dtype))
-        return branch.to(x.dtype)
+    q: [B, heads, T, D]. keys, values: [B, kv_heads, n_keys, D]. mask: additive, [B or 1, 1, T,
+    n_keys]. sinks: [heads], the scores."""
+    b, heads, t, _ = q.shape
+    grouped = q.reshape(b, keys.shape[1], -1, q.shape[-1])  # the heads that share keys
+    scores = (grouped @ keys.transpose(2, 3) * scale).view(b, heads, t, -1) + mask
+    scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(b, -1, t, 1)], dim=-1)
+    probs = scores.softmax(dim=-1)[..., :-1]
+    return (probs.reshape(*grouped.shape[:3], -1) @ values).view(q.shape)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
