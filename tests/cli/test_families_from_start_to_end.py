@@ -25,16 +25,26 @@ __all__ = ["made_up_costs", "one_thread"]
 
 # Plain, sinks, ALiBi, latent, chunks; and what takes longer: short convolutions, other scores,
 # experts, linear attention, Mamba with attention, in separate layers, row by row, and alone.
-BY_STRUCTURE = ["starcoder2", "gpt_oss", "bloom", "deepseek_v3", "llama4_text"]
+BY_STRUCTURE = ["starcoder2", "mimo_v2_flash", "bloom", "deepseek_v3", "llama4_text"]
 QUICK = ["gemma3", "mixtral", "bloom"]  # what sets families apart: windows, experts, positions
-THOROUGH = ["llama", "gpt2", "gpt_oss", "deepseek_v3", "starcoder2", "lfm2", "phi", "falcon_h1"]
+THOROUGH = [
+    "llama",
+    "gpt2",
+    "gpt_oss",
+    "mimo_v2_flash",
+    "deepseek_v3",
+    "starcoder2",
+    "lfm2",
+    "phi",
+    "falcon_h1",
+]
 SLOW = [
     name
     for name in (
         *TINY,
         *BY_STRUCTURE,
         "mpt",
-        "qwen2_moe",
+        "granitemoe",
         "qwen3_5_text",
         "qwen3_next",
         "nemotron_h",

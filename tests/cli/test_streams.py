@@ -86,6 +86,7 @@ def test_chat_refuses_a_line_that_is_not_utf_8_and_goes_on() -> None:
     assert answers.count(b"\n") == 1, "the other line was answered"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("locale", ASCII)
 def test_chat_reads_utf_8_in_a_locale_of_few_characters(locale: dict[str, str]) -> None:
     code, answers, said = in_shell(f"chat --profile none {DEMO}", "é\n".encode(), **locale)

@@ -254,6 +254,7 @@ def outcomes() -> dict[str, tuple[int, int]]:
     return followed
 
 
+@pytest.mark.xdist_group("hostile constraints")  # they share a process
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_constraint_ends_within_bounds(
     name: str, outcomes: dict[str, tuple[int, int]]

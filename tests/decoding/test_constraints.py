@@ -26,7 +26,12 @@ from .schema_checks import DRAFTINGS_OF_SCHEMAS, check_schema, schemas, world
 
 
 def test_greedy_tokens_are_those_of_the_masked_model_for_chains_trees_and_processors() -> None:
-    check_constrained_greedy()
+    check_constrained_greedy(seeds=(0,))
+
+
+@pytest.mark.thorough
+def test_that_holds_of_another_rule() -> None:
+    check_constrained_greedy(seeds=(1,))
 
 
 @pytest.mark.parametrize("engine", engine_params("native", thorough=("lean", "graph")))

@@ -200,6 +200,7 @@ def test_in_wide_floats_exact_decoding_is_the_full_models_own() -> None:
             assert decoder.generate(prompt, 20).tokens == full.greedy(prompt, 20)
 
 
+@pytest.mark.thorough
 def test_generate_and_attach_take_it_too() -> None:
     """In bfloat16, the drafted text of this prompt differs without it on the tested CPUs."""
     hf: Any = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype=torch.bfloat16).eval()

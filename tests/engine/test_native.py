@@ -38,6 +38,7 @@ from skipsearch.errors import EngineFallbackWarning, ModelError
 from skipsearch.models import ModelAdapter, adapt, load_adapter
 from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
+from skipsearch.models.fused.mlp import GatedActivation
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 pytestmark = pytest.mark.xdist_group("native")
@@ -553,7 +554,10 @@ def test_what_the_kernels_cannot_do_is_said_and_lean_does_it() -> None:
             EngineFallbackWarning, match=f"{said}.*; the engine lean takes its place"
         ):
             assert to_native(other) is other
-    lean.layers[1] = (lean.layers[1][0], replace(lean.layers[1][1], act=torch.relu))
+    lean.layers[1] = (
+        lean.layers[1][0],
+        replace(lean.layers[1][1], act=GatedActivation(torch.relu)),
+    )
     assert repack.why_not_native(lean) == "it has no activation relu"
 
 

@@ -97,7 +97,8 @@ def test_alibi_is_what_transformers_makes_of_it(heads: int) -> None:
     )
 
 
-def test_only_gemma_2_asks_for_eager_attention() -> None:
+def test_only_capped_scores_and_sinks_ask_for_eager_attention() -> None:
     assert [name for name, family in FAMILIES.items() if family.attn_implementation == "eager"] == [
-        "gemma2"
+        "gemma2",
+        "gpt_oss",
     ]

@@ -18,6 +18,7 @@ from decoding.planted.recurrent import (
     riding_rows_counted_twice,
     states_of_a_draft_verify,
 )
+from helpers.marks import thorough
 from torch import Tensor, nn
 
 import skipsearch as ss
@@ -38,8 +39,12 @@ from skipsearch.models.stored_checks import PACKAGE, code_hash
 from .every_class import build
 from .tiny import ADAPTED, adapted, hf_model
 
-FAMILIES = ["starcoder2", "arcee", "gpt_oss", "ministral3", "helium", "cohere2"]
-WINDOWED = ["starcoder2", "gpt_oss", "ministral", "cohere2", "ministral3", "phimoe"]
+FAMILIES = ["starcoder2", "mimo_v2_flash", *thorough("arcee", "ministral3", "helium", "cohere2")]
+WINDOWED = [
+    "starcoder2",
+    "mimo_v2_flash",
+    *thorough("ministral", "cohere2", "ministral3", "phimoe"),
+]
 RECURRENT = ["lfm2", "qwen3_5_text", "qwen3_next", "falcon_h1", "granitemoehybrid", "jamba"]
 Plant = Callable[[GenericAdapter], None]
 
@@ -138,15 +143,15 @@ def test_a_window_off_by_one_is_refused(family: str, off: int) -> None:
 
 
 def test_a_sink_left_out_is_refused() -> None:
-    model = build("gpt_oss")
+    model = build("mimo_v2_flash")
     adapter = ss.adapt(model)
     assert isinstance(adapter, GenericAdapter)
-    attention = adapter._forward.instrumented.layers[0].self_attn
+    attention = adapter._forward.instrumented.layers[1].self_attn
     attention.__dict__["_parameters"] = {
         **attention._parameters,
         "sinks": nn.Parameter(torch.full_like(attention.sinks, -1e4)),
     }
-    assert "after layer 0" in refused(model, adapter)
+    assert "after layer 1" in refused(model, adapter)
 
 
 @pytest.mark.parametrize(

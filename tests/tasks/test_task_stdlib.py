@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.marks import thorough
 
 from skipsearch.errors import TaskError
 from skipsearch.tasks import Task, load_task, manifest_path
@@ -19,15 +20,13 @@ from skipsearch.tasks.sources.python_prompts import (
     iter_docstring_prompts,
 )
 
-OFFLINE_TASKS = ("pycode", "prose")
-
 
 @cache
 def loaded(task: str) -> Task:
     return load_task(task)
 
 
-@pytest.fixture(params=OFFLINE_TASKS)
+@pytest.fixture(params=["pycode", *thorough("prose")])
 def task(request: pytest.FixtureRequest) -> Task:
     return loaded(request.param)
 

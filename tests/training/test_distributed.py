@@ -41,7 +41,14 @@ class Noting(ProcessGroup):
         return value
 
 
-@pytest.mark.parametrize("number", [0, 1, 4], ids=["adapted", "s3d", "kangaroo"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(4, id="kangaroo"),
+        pytest.param(0, id="adapted", marks=pytest.mark.thorough),
+        pytest.param(1, id="s3d", marks=pytest.mark.thorough),
+    ],
+)
 def test_the_mean_of_two_gradients_is_that_of_twice_as_many_texts(number: int) -> None:
     """And each process reads texts of its own."""
     read = list[torch.Tensor]()

@@ -289,6 +289,7 @@ def test_a_search_is_seeded_by_searchers_that_need_no_experience(judged: list[Sk
     assert judged[:-1] == list(dict.fromkeys(m for masks in alone.values() for m in masks))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fast")
 def test_the_same_search_finds_the_same(judged: list[SkipMask]) -> None:
     first, second = (
@@ -999,6 +1000,7 @@ def test_auto_races_the_best_recipe_of_each_shape() -> None:
     assert all(r.predicted_speedup for r in raced if r.split == "calibration")
 
 
+@pytest.mark.thorough
 def test_each_choice_of_drafters_is_kept_to(judged: list[SkipMask]) -> None:
     for drafters in ("skip", "lookup,skip"):
         profile, raced = raced_with(drafters)
