@@ -64,16 +64,16 @@ def round_matrices(model: NativeAdapter, bits: int, first_layer: int = 0) -> Nat
     if has_own_head:
         widths.append((source.unembed, HEAD_BITS))
     packer.arena = HugePageArena(sum(packer.rounded_nbytes(*pair) for pair in widths))
-    rest = iter(packer.round_all(widths, torch.get_num_threads()))
+    copies = iter(packer.round_all(widths, torch.get_num_threads()))
     rounded = copy.copy(source)  # shares rotary tables
     rounded.layers = [
         *source.layers[:first_layer],
         *(
-            replace_matrices(layer, [next(rest) for _ in list_matrices(layer)])
+            replace_matrices(layer, [next(copies) for _ in list_matrices(layer)])
             for layer in source.layers[first_layer:]
         ),
     ]
-    rounded.unembed = next(rest) if has_own_head else source.unembed
+    rounded.unembed = next(copies) if has_own_head else source.unembed
     adapter = NativeAdapter(rounded, model.library)
     adapter.use_activations("int8")
     return adapter

@@ -19,6 +19,7 @@ ZERO = 8  # the number that means 0
 # Scales that are tried: the weight of the largest magnitude becomes the lowest number, zero, plus
 # one of these. They are those of `engine/native/src/quantize.cpp`.
 SCALE_STEPS = (0.0, -0.9, -0.6, -0.3, 0.3, 0.6)
+MIN_CAPABILITY = (8, 0)  # of the GPU, for these kernels
 OUT_MULTIPLE = 16  # the kernels compute 8 outputs at once on a GPU and 16 on a CPU
 
 
@@ -28,6 +29,7 @@ def can_pack_int4(matrix: Linear) -> bool:
     return (
         matrix.weight.is_cuda
         and matrix.weight.dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(matrix.weight.device) >= MIN_CAPABILITY
         and n_outputs % OUT_MULTIPLE == 0
         and n_inputs % GROUP_SIZE == 0
     )
