@@ -100,7 +100,7 @@ class TrialHistory:
         )
 
     def make_rng(self, pending: Collection[SkipMask]) -> np.random.Generator:
-        """Return a generator that depends on the seed and the known masks alone.
+        """Return a generator that depends on the seed and the number of known masks alone.
 
         It does not depend on earlier calls of `ask`, so telling the trials again resumes a search.
         """

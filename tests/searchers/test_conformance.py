@@ -91,6 +91,24 @@ def test_learns_from_masks_that_others_proposed_and_does_not_repeat_them(name: s
 
 
 @every_searcher
+def test_goes_on_after_the_masks_with_which_a_search_begins(name: str) -> None:
+    """`tune` has 20 masks of others judged first; after them a learner follows its own rule."""
+    first = drive(make_searcher("random", TOY.problem(seed=9)), TOY, 20)
+
+    def go_on() -> list[SkipMask]:
+        searcher = make_searcher(name, TOY.problem())
+        for trial in first:
+            searcher.tell(trial)
+        return proposals(searcher, 5)
+
+    masks = go_on()
+    assert masks
+    assert all(mask.n_layers == TOY.n_layers and mask.n_skipped for mask in masks)
+    assert len({*masks, *(trial.mask for trial in first)}) == len(masks) + len(first)
+    assert go_on() == masks
+
+
+@every_searcher
 def test_accepts_masks_that_it_would_never_propose(name: str) -> None:
     searcher = make_searcher(name, TOY.problem(never_skip=frozenset({0}), whole_layers=True))
     for mask in (SkipMask(4), SkipMask(4, attn=(0,)), SkipMask(4, mlp=(2,))):
