@@ -42,7 +42,7 @@ def serve(
     served_model_name: Annotated[
         str | None,
         typer.Option(
-            help="The model's name for clients. Default: its id.",
+            help="The model's name for clients. Default: its id, and --model as it is given.",
             parser=decode_argument,
             metavar="<str>",
         ),
@@ -160,6 +160,7 @@ def serve(
                 context=context,
             ),
             served_model_name,
+            None if served_model_name else model,
             lambda address: err.print(
                 f"serving {served_model_name or adapter.spec.id} at {address}; Ctrl-C ends it"
             ),

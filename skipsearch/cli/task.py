@@ -31,6 +31,9 @@ def show(
         Path | None,
         typer.Option(help="A .jsonl file to take the text from instead of the task's source."),
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(help="Show the prompts as this model is given them, and count its tokens."),
@@ -43,7 +46,7 @@ def show(
     """
     from skipsearch.tasks import load_task
 
-    loaded = load_task(task, data=data)
+    loaded = load_task(task, data=data, chat=chat)
     prompts: list[dict[str, Any]] = [
         {"id": prompt.id, "text": prompt.text} for prompt in loaded.calibration[:3]
     ]

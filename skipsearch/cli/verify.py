@@ -36,7 +36,10 @@ def verify(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="Whose hold-out prompts to use. Default: the profile's own task."),
+        typer.Option(
+            help="Whose hold-out prompts to use, such as the .jsonl file that was tuned on. "
+            "Default: the profile's own task, if it comes with skipsearch."
+        ),
     ] = None,
     prompts: Annotated[
         int | None,

@@ -120,13 +120,7 @@ def build_app(service: Service, local_only: bool = False) -> FastAPI:
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         service.keys.authenticate(request.headers.get("authorization"))
-        if name != service.name:
-            raise APIError(
-                404,
-                f"there is no model {name[:80]!r} here; this server has {service.name!r}",
-                "model",
-                "model_not_found",
-            )
+        service.check_name(name)
         return JSONResponse(_model_entry(service))
 
     @app.post("/v1/completions")

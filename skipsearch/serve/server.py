@@ -36,11 +36,13 @@ def run_server(
     port: int,
     limits: Limits,
     served_model_name: str | None = None,
+    alias: str | None = None,
     on_ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Run the server; blocks until it ends.
 
     port: 0 for any free port.
+    alias: a second name that clients may use for the model.
     on_ready: called with the server's address when it accepts requests.
 
     Raises: SkipSearchError if the address cannot be used or a library of `skipsearch[serve]` is
@@ -53,7 +55,7 @@ def run_server(
     from skipsearch.serve.connections import ACCEPT_BATCH, Connections, widen_queue
     from skipsearch.serve.service import Service
 
-    service = Service(decoder, APIKeys.from_environment(), limits, served_model_name)
+    service = Service(decoder, APIKeys.from_environment(), limits, served_model_name, alias)
     app = build_app(service, local_only=is_loopback(host))
     connections = Connections(limits, on_refusal=lambda: service.metrics.record_refusal(503))
     # log_level: uvicorn warns of each request that is not HTTP, so clients could fill the disk.

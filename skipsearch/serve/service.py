@@ -173,12 +173,17 @@ class ActiveRequest:
 class Service:
     """A decoder with all that serving it needs.
 
-    served_model_name: the name that clients use for the model.
+    served_model_name: the name that clients use for the model. alias: another such name.
     context: tokens of a prompt and its answer.
     """
 
     def __init__(
-        self, decoder: Decoder, keys: APIKeys, limits: Limits, served_model_name: str | None = None
+        self,
+        decoder: Decoder,
+        keys: APIKeys,
+        limits: Limits,
+        served_model_name: str | None = None,
+        alias: str | None = None,
     ):
         model = decoder.model
         if model.tokenizer is None:
@@ -188,20 +193,26 @@ class Service:
             )
         self.model, self.tokenizer, self.keys, self.limits = model, model.tokenizer, keys, limits
         self.name = served_model_name or model.spec.id
+        self._names = {self.name, alias}
         self.context = limits.context or model.spec.context_length or DEFAULT_CONTEXT
         self.is_chat = get_chat_template(self.tokenizer) is not None
         self.scheduler = Scheduler(decoder, limits)
         self.metrics = Metrics(self.name, lambda: self.scheduler.queue_sizes)
 
-    async def submit(self, request: BaseRequest, tenant: str) -> ActiveRequest:
-        """Check a request and queue its jobs. Raises: APIError."""
-        if request.model is not None and request.model != self.name:
+    def check_name(self, model_name: str) -> None:
+        """Raise APIError if a client names another model."""
+        if model_name not in self._names:
             raise APIError(
                 404,
-                f"there is no model {request.model[:80]!r} here; this server has {self.name!r}",
+                f"there is no model {model_name[:80]!r} here; this server has {self.name!r}",
                 "model",
                 "model_not_found",
             )
+
+    async def submit(self, request: BaseRequest, tenant: str) -> ActiveRequest:
+        """Check a request and queue its jobs. Raises: APIError."""
+        if request.model is not None:
+            self.check_name(request.model)
         try:
             prompts = await asyncio.to_thread(self._tokenize_prompts, request)
             active = ActiveRequest(self, request, prompts, tenant)

@@ -92,6 +92,20 @@ def test_show_with_a_model_counts_its_tokens_and_shows_its_chat_template(
     assert f"tokens: min {around + 2}, median {around + 4}, max {around + 40}" in for_people
 
 
+def test_prompts_of_a_file_are_shown_in_the_template_if_asked(
+    chat_model: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "mine.jsonl"
+    data.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    texts = []
+    for options in ([], ["--chat"]):
+        [line] = run.invoke(
+            app, ["show", str(data), "--model", str(chat_model), "--json", *options]
+        ).stdout.splitlines()
+        texts.append(json.loads(line)["prompts"][0]["text"])
+    assert texts[1] == f"<s>user:{texts[0]}\nai:"
+
+
 def test_a_base_model_gets_requests_as_they_are(requests: Path) -> None:
     [line] = run.invoke(
         app, ["show", str(requests), "--model", "demo", "--json"]

@@ -113,3 +113,16 @@ def test_a_large_body_is_parsed_while_other_clients_are_answered(
         assert client.get("/health").status_code == 200
         answered.set()
         assert large.result().status_code == 400
+
+
+def test_clients_may_name_the_model_as_the_command_did() -> None:
+    decoder = Decoder(adapt(tiny_llama(), letter_tokenizer()))
+    service = Service(decoder, APIKeys([]), LIMITS, None, "folder/model.gguf")
+    with TestClient(routes.build_app(service)) as client:
+        for name in (service.name, "folder/model.gguf"):
+            asked = {"model": name, "prompt": "a", "max_tokens": 1}
+            answer = client.post("/v1/completions", json=asked).json()
+            assert answer.get("model") == service.name, answer
+            assert client.get(f"/v1/models/{name}").json()["id"] == service.name
+        asked = {"model": "model.gguf", "prompt": "a"}
+        assert client.post("/v1/completions", json=asked).status_code == 404
