@@ -278,19 +278,18 @@ def _describe_longest(longest: LongestDecoding) -> str:
 
 
 def _forecast(forecast: Forecast) -> str:
-    prepared, rest = (
-        format_duration(forecast.prepared_s),
-        f"about {format_duration(forecast.rest_s)} for refining, race and final measurement",
-    )
+    prepared = format_duration(forecast.prepared_s)
+    rest = f"about {format_duration(forecast.decode_s)} for race and final measurement"
+    if forecast.refine_s:
+        refining = format_duration(forecast.refine_s)
+        rest = f"about {refining} for trying the best masks with every setting, {rest}"
     if forecast.search_s is None:
-        return (
-            f"preparation took {prepared}; it will take the time for judging the masks, and {rest}"
-        )
-    whole = format_duration(forecast.prepared_s + forecast.search_s + forecast.rest_s)
+        return f"preparation took {prepared}; what follows: the time for judging masks, {rest}"
+    seconds = forecast.prepared_s + forecast.search_s + forecast.refine_s + forecast.decode_s
     judging = (
         f"{format_duration(forecast.search_s)} for judging masks, " if forecast.search_s else ""
     )
-    return f"about {whole} in all: {prepared} for preparation, {judging}{rest}"
+    return f"about {format_duration(seconds)} in all: {prepared} for preparation, {judging}{rest}"
 
 
 def _describe_trial(trial: Trial | None) -> str:

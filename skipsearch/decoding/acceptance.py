@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skipsearch.engine import draws
 from skipsearch.errors import non_finite_logits
 
 NOT_FINITE = -1  # instead of a token, if the logits of its position are not finite
@@ -75,7 +76,7 @@ def accept_sampled(
         if accepted == n
         else residual(p[accepted], None if q is None else q[accepted], draft_tokens[accepted])
     )
-    return accepted, int(torch.multinomial(weights, 1, generator=generator))
+    return accepted, int(draws.draw_tokens(weights, generator))
 
 
 def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from skipsearch.constraints import Matcher
 from skipsearch.decoding.acceptance import choose_greedy, residual
+from skipsearch.engine import draws
 from skipsearch.errors import non_finite_logits
 
 FIRST_TOKENS = 256  # initial capacity for new ids; most requests end before their limit
@@ -104,12 +105,12 @@ class ProcessedAcceptance:
         if bool(u * (1 if q is None else q[draft_token]) < p[draft_token]):
             return draft_token, True
         weights = residual(p, q, draft_token_tensor)
-        return int(torch.multinomial(weights, 1, generator=generator)), False
+        return int(draws.draw_tokens(weights, generator)), False
 
     def _choose_token(self, scores: Tensor, generator: torch.Generator) -> int:
         if not self.sampled:
             return int(scores.argmax())
-        return int(torch.multinomial(scores.softmax(dim=-1)[0], 1, generator=generator))
+        return int(draws.draw_tokens(scores.softmax(dim=-1)[0], generator))
 
     def _process_logits(self, logits: Tensor) -> Tensor:
         """Return processed logits [1, V]. Processors get float32, as in transformers."""

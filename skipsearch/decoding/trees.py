@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.decoding.acceptance import NOT_FINITE, choose_greedy, residual
+from skipsearch.engine import draws
 from skipsearch.errors import non_finite_logits
 
 
@@ -78,7 +79,7 @@ def accept_tree_sampled(
                 # Siblings are drawn without replacement.
                 drawn_from = residual(drawn_from, None, draft_tokens[child - 1])
         if accepted_child is None:
-            return path, int(torch.multinomial(target, 1, generator=generator))
+            return path, int(draws.draw_tokens(target, generator))
         path.append(node := accepted_child)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.core.schema_types import MAX_TEMPERATURE, MAX_TOP_K
+from skipsearch.engine import draws
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import DraftScores
 
@@ -141,9 +142,5 @@ class TemperatureSampler:
     def draw(self, scores: DraftScores) -> tuple[Tensor, Tensor | None]:
         probs = scores.probs
         assert probs is not None
-        if self.n_choices == 1:
-            return torch.multinomial(probs, 1, generator=self.generator), probs
-        # If e is exponential noise, tokens sorted by q(x) / e(x) are draws without replacement
-        # (Kool et al. 2019). This holds even if fewer tokens than draws have a probability above 0.
-        keys = probs / torch.empty_like(probs).exponential_(generator=self.generator)
-        return keys.topk(min(self.n_choices, keys.shape[-1])).indices, probs
+        n_choices = min(self.n_choices, probs.shape[-1])
+        return draws.draw_distinct_tokens(probs, n_choices, self.generator), probs

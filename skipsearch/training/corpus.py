@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.engine import forward, no_grad
+from skipsearch.engine.draws import draw_tokens
 from skipsearch.errors import ModuleError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner
@@ -257,4 +258,4 @@ def _sample_token(logits: Tensor, temperature: float, random: torch.Generator) -
     """Return tokens [B, 1] drawn from logits [B, V]."""
     if not temperature:
         return logits.argmax(dim=-1, keepdim=True)
-    return torch.multinomial((logits.float() / temperature).softmax(dim=-1), 1, generator=random)
+    return draw_tokens((logits.float() / temperature).softmax(dim=-1), random)

@@ -139,7 +139,7 @@ def tune(
     decoding_s = predict_decoding_s(calibration.objective, len(task.calibration), n_holdout)
 
     def report_forecast(search_s: float | None, refine_s: float) -> None:
-        on_event(Forecast(perf_counter() - started, search_s, refine_s + decoding_s))
+        on_event(Forecast(perf_counter() - started, search_s, refine_s, decoding_s))
 
     search = search_masks(model, calibration, settings, store, on_event, report_forecast)
     candidates = select_candidates(search, calibration, settings, on_event)

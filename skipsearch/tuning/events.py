@@ -68,7 +68,8 @@ class Forecast:
 
     prepared_s: float  # spent on the preparation
     search_s: float | None  # for judging masks; None: only the number of trials is limited
-    rest_s: float  # for refining the best masks, for the race and for the final measurement
+    refine_s: float  # for trying the best masks with every setting
+    decode_s: float  # for the race and the final measurement
 
 
 @dataclass(frozen=True)

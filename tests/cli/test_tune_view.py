@@ -142,31 +142,33 @@ def test_a_terminal_has_its_bar_and_no_such_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("search_s", "said"),
+    ("search_s", "refine_s", "said"),
     [
         (
             120.0,
-            "about 8 min in all: 3 min for preparation, 2 min for judging masks, about 3 min for "
-            "refining, race and final measurement",
+            60.0,
+            "about 8 min in all: 3 min for preparation, 2 min for judging masks, about 60 s for "
+            "trying the best masks with every setting, about 2 min for race and final measurement",
         ),
         (
             0.0,
-            "about 6 min in all: 3 min for preparation, about 3 min for refining, race and "
-            "final measurement",
+            0.0,
+            "about 5 min in all: 3 min for preparation, about 2 min for race and final measurement",
         ),
         (
             None,
-            "preparation took 3 min; it will take the time for judging the masks, and about 3 min "
-            "for refining, race and final measurement",
+            60.0,
+            "preparation took 3 min; what follows: the time for judging masks, about 60 s for "
+            "trying the best masks with every setting, about 2 min for race and final measurement",
         ),
     ],
 )
 def test_the_time_that_is_announced_has_the_preparation_in_it(
-    search_s: float | None, said: str
+    search_s: float | None, refine_s: float, said: str
 ) -> None:
     told = StringIO()
-    with TuneView(Terminal(file=told)) as view:
-        view(Forecast(180.0, search_s, 180.0))
+    with TuneView(Terminal(file=told, width=300)) as view:
+        view(Forecast(180.0, search_s, refine_s, 120.0))
     assert told.getvalue().splitlines() == [said]
 
 

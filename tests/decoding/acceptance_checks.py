@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.decoding import acceptance
+from skipsearch.engine import draws
 
 Row = tuple[float, ...]
 Tokens = tuple[int, ...]
@@ -43,7 +44,7 @@ def outcomes(drafted: Tokens, q: Sequence[Row] | None, p: Sequence[Row]) -> dict
         uniform = torch.tensor(us, dtype=torch.float64)
         with (
             patch.object(torch, "rand", lambda *_, u=uniform, **__: u),
-            patch.object(torch, "multinomial", drawn),
+            patch.object(draws, "draw_tokens", drawn),
         ):
             accepted, _ = acceptance.accept_sampled(
                 torch.tensor(drafted, dtype=torch.long), q_rows, p_rows, torch.Generator()

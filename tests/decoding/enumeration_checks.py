@@ -18,7 +18,7 @@ from helpers.tiny import FullModel
 from torch import Tensor
 
 from skipsearch.decoding import Decoder
-from skipsearch.engine import DraftScores
+from skipsearch.engine import DraftScores, draws
 from skipsearch.engine.sampler import TemperatureSampler
 
 from .sampling_checks import Warp, exact_distribution
@@ -51,8 +51,7 @@ class Dealer:
         self.chance *= shares[choice] / total
         return choice
 
-    def multinomial(self, weights: Tensor, count: int, **_: Any) -> Tensor:
-        assert count == 1
+    def draw_tokens(self, weights: Tensor, generator: torch.Generator) -> Tensor:
         rows = weights.reshape(-1, weights.shape[-1]).tolist()
         return torch.tensor([self.deal(row) for row in rows], device=weights.device).view(
             *weights.shape[:-1], 1
@@ -79,7 +78,7 @@ class Dealer:
     def planted(self) -> ExitStack:
         """Use this dealer for all random choices of decoding within the context."""
         stack = ExitStack()
-        stack.enter_context(patch.object(torch, "multinomial", self.multinomial))
+        stack.enter_context(patch.object(draws, "draw_tokens", self.draw_tokens))
         stack.enter_context(patch.object(torch, "rand", self.rand))
         stack.enter_context(
             patch.object(

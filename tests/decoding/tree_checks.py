@@ -15,6 +15,7 @@ from torch import Tensor
 from skipsearch.core.recipe import Siblings
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding.trees import accept_tree_sampled
+from skipsearch.engine import draws
 
 from .acceptance_checks import Row, Tokens, assert_same_distribution, text_distribution
 from .checks import MASKS, Drafting, check_greedy
@@ -135,7 +136,7 @@ def tree_outcomes(
 
         with (
             patch.object(torch, "rand", lambda *_, c=coin, **__: c),
-            patch.object(torch, "multinomial", drawn),
+            patch.object(draws, "draw_tokens", drawn),
         ):
             path, _ = accept_tree_sampled(
                 torch.tensor(tree.tokens, dtype=torch.long),

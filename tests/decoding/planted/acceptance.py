@@ -12,7 +12,7 @@ from torch import Tensor
 from skipsearch.decoding import acceptance, acceptor
 from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.skip.session import SkipSession
-from skipsearch.engine import DraftScores
+from skipsearch.engine import DraftScores, draws
 from skipsearch.engine.sampler import TemperatureSampler
 
 from ..acceptance_checks import check_acceptance
@@ -59,7 +59,7 @@ def _swapped(
         if accepted == n
         else acceptance.residual(p[accepted], None if q is None else q[accepted], drafted[accepted])
     )
-    return accepted, int(torch.multinomial(weights, 1, generator=generator))
+    return accepted, int(draws.draw_tokens(weights, generator))
 
 
 @caught_by(check_sampling)
@@ -79,7 +79,7 @@ def p_and_q_swapped_in_the_rule_alone() -> Iterator[None]:
 
 @caught_by(check_acceptance)
 def residual_not_renormalised() -> Iterator[None]:
-    """Only the check of the rule can see it: torch.multinomial accepts such a distribution."""
+    """Only the check of the rule can see it: draw_tokens accepts such a distribution."""
 
     def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
         if q is None:

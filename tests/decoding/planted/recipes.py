@@ -17,6 +17,7 @@ from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.lookup.answer_memory import AnswerMemory
 from skipsearch.drafters.lookup.session import LookupDrafter, LookupSession
 from skipsearch.drafters.lookup.suffix_index import Match, SuffixIndex
+from skipsearch.engine import draws
 
 from ..checks import check_greedy
 from ..recipe_checks import check_certain_sampling, check_guard, check_lookup, check_memory
@@ -156,7 +157,7 @@ def certain_token_kept_whatever_its_chance() -> Iterator[None]:
     ) -> tuple[int, int]:
         if q is not None or not len(drafted):
             return real(drafted, q, p, generator)
-        return len(drafted), int(torch.multinomial(p[len(drafted)], 1, generator=generator))
+        return len(drafted), int(draws.draw_tokens(p[len(drafted)], generator))
 
     with patch.object(acceptor, "accept_sampled", accept):
         yield
