@@ -186,6 +186,7 @@ def systems_of(*names: str) -> list[SkipsearchSystem]:
     return [system for system in made if isinstance(system, SkipsearchSystem)]
 
 
+@pytest.mark.thorough
 def test_drafts_change_no_greedy_answer_and_so_no_score(tmp_path: Path) -> None:
     task = replace(task_with("exact_match", tmp_path), max_new_tokens=24)
     seen: list[tuple[int, int]] = []

@@ -35,9 +35,15 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
     handed: list[Any] = []
 
     def serve(
-        decoder: Decoder, host: str, port: int, limits: Limits, name: str | None, ready: Any
+        decoder: Decoder,
+        host: str,
+        port: int,
+        limits: Limits,
+        name: str | None,
+        alias: str | None,
+        ready: Any,
     ) -> None:
-        handed.extend([decoder, host, port, limits, name])
+        handed.extend([decoder, host, port, limits, name, alias])
         ready("http://127.0.0.1:1234")
 
     monkeypatch.setattr(server, "run_server", serve)
@@ -63,7 +69,7 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
     )
     assert code == 0, said
     assert handed[0].recipe.drafters
-    assert handed[1:] == ["127.0.0.1", 0, Limits(max_num_seqs=2), "mine"]
+    assert handed[1:] == ["127.0.0.1", 0, Limits(max_num_seqs=2), "mine", None]
     assert "serving mine at http://127.0.0.1:1234; Ctrl-C ends it" in said
 
 

@@ -24,7 +24,7 @@ __all__ = ["one_thread"]
 ROOT = Path(__file__).parents[2]
 PROGRAM = f"exec {sys.executable} -m skipsearch.cli.main"
 DEMO = "--model demo --engine lean --threads 1 --max-new-tokens 2"
-ASCII = [*thorough({"PYTHONIOENCODING": "ascii"}), {"PYTHONUTF8": "0", "LC_ALL": "C"}]
+ASCII = [{"PYTHONIOENCODING": "ascii"}, {"PYTHONUTF8": "0", "LC_ALL": "C"}]
 
 
 def in_shell(command: str, given: bytes = b"", **environment: str) -> tuple[int, bytes, bytes]:
@@ -94,6 +94,7 @@ def test_chat_reads_utf_8_in_a_locale_of_few_characters(locale: dict[str, str]) 
     assert answers.isascii()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("locale", ASCII)
 def test_a_prompt_is_the_same_text_in_a_locale_of_few_characters(locale: dict[str, str]) -> None:
     """The embedded model has a token for é; the text shows it as an escape."""
