@@ -31,6 +31,8 @@ def draw_distinct_tokens(weights: Tensor, count: int, generator: torch.Generator
     If fewer tokens than `count` have a weight, tokens of weight 0 follow them.
     count: at most V. Raises: RuntimeError as `draw_tokens`.
     """
+    if count == 1:
+        return draw_tokens(weights, generator)
     if weights.device.type != "cpu":
         # If e is exponential noise, tokens sorted by q(x) / e(x) are draws without replacement
         # (Kool et al. 2019).

@@ -133,10 +133,10 @@ def tune(
     trained = load_needed_modules(model, settings, on_event)
     store = _open_study(model, task, settings, study, resume, on_event)
 
-    n_holdout = HOLDOUT_REPEATS * len(task.holdout)
-    on_event(estimate_longest_decoding(model, prompts, n_holdout))
+    longest = estimate_longest_decoding(model, prompts, HOLDOUT_REPEATS * len(task.holdout))
+    on_event(longest)
     calibration = calibrate(model, prompts, trained, settings, on_event)
-    decoding_s = predict_decoding_s(calibration.objective, len(task.calibration), n_holdout)
+    decoding_s = predict_decoding_s(calibration.objective, longest)
 
     def report_forecast(search_s: float | None, refine_s: float) -> None:
         on_event(Forecast(perf_counter() - started, search_s, refine_s, decoding_s))

@@ -125,56 +125,40 @@ def select_online_candidates(
     return candidates
 
 
-def predict_decoding_s(objective: ReplayObjective, n_calibration: int, n_holdout: int) -> float:
-    """Estimate the seconds of the race and the final measurement.
-
-    Assumptions: texts are as long as those of the calibration, drafting is as slow as plain
-    decoding, and half of the tie-break prompts are needed. One prompt of median length is read
-    here, to time its prefill.
-
-    n_calibration: calibration prompts. n_holdout: hold-out prompts times repeats; plain decoding
-    and the winner decode each of them.
-    """
-    replay = objective.replay
-    tokens_per_text = sum(map(len, replay.continuations)) / len(replay.continuations)
-    prefill_s, _ = _time_median_prompt(replay.model, replay.prompt_ids, 1)
-    text_s = prefill_s + objective.plain_pass_s * tokens_per_text
-    return text_s * _count_texts(n_calibration, n_holdout)
-
-
 def estimate_longest_decoding(
     model: ModelAdapter, calibration: Workload, n_holdout: int
 ) -> LongestDecoding:
-    """Estimate at the start of a run how long race and final measurement may take.
+    """Estimate at the start of a run how long the race and the final measurement may take.
 
-    Nothing is known yet but the time of a few tokens, which are decoded here.
-    n_holdout: as for `predict_decoding_s`.
+    Nothing is known yet but the time of the prompt of median length and of a few tokens after it,
+    which are decoded here, once before to warm up. Half of the tie-break prompts are counted.
+    n_holdout: hold-out prompts times repeats; plain decoding and the winner decode each of them.
     """
-    prefill_s, token_s = _time_median_prompt(model, calibration.prompt_ids, TIMED_TOKENS)
+    first, second = RACE_RUNGS
+    tie_break = TIE_BREAK_PROMPTS // 2
+    raced = first * (1 + MAX_FINALISTS) + second * (1 + MAX_FINALISTS // 2) + tie_break * 3
+    prompts = sorted(calibration.prompt_ids, key=len)
+    share = min(1.0, len(prompts) / (first + second + tie_break))
+    decoder, prompt = Decoder(model, draft_forced=False), prompts[len(prompts) // 2]
+    for _ in range(2):
+        stats = decoder.generate(prompt, TIMED_TOKENS, ignore_eos=True).stats
     return LongestDecoding(
-        token_s,
-        prefill_s,
-        round(_count_texts(len(calibration.prompt_ids), n_holdout)),
+        stats.seconds_per_token or 0.0,
+        stats.prefill_seconds,
+        round(raced * share + 2 * n_holdout),
         calibration.max_new_tokens,
     )
 
 
-def _count_texts(n_calibration: int, n_holdout: int) -> float:
-    """Return how many texts the race and the final measurement decode."""
-    first, second = RACE_RUNGS
-    tie_break = TIE_BREAK_PROMPTS // 2
-    raced = first * (1 + MAX_FINALISTS) + second * (1 + MAX_FINALISTS // 2) + tie_break * 3
-    return raced * min(1.0, n_calibration / (first + second + tie_break)) + 2 * n_holdout
+def predict_decoding_s(objective: ReplayObjective, longest: LongestDecoding) -> float:
+    """Predict the seconds of the race and the final measurement.
 
-
-def _time_median_prompt(
-    model: ModelAdapter, prompts: Sequence[Sequence[int]], n_tokens: int
-) -> tuple[float, float]:
-    """Return the seconds of reading the prompt of median length, and of a token after it."""
-    prompt = sorted(prompts, key=len)[len(prompts) // 2]
-    decoder = Decoder(model, draft_forced=False)
-    stats = decoder.generate(prompt, n_tokens, ignore_eos=True).stats
-    return stats.prefill_seconds, stats.seconds_per_token or 0.0
+    Assumptions: texts are as long as those of the calibration, and drafting is as slow as plain
+    decoding. longest: the estimate from the start of the run.
+    """
+    texts = objective.replay.continuations
+    tokens_per_text = sum(map(len, texts)) / len(texts)
+    return longest.n_texts * (longest.prefill_s + objective.plain_pass_s * tokens_per_text)
 
 
 def race_candidates(

@@ -166,17 +166,17 @@ def test_a_terminal_has_its_bar_and_no_such_lines() -> None:
 def test_the_time_that_is_announced_has_the_preparation_in_it(
     search_s: float | None, refine_s: float, said: str
 ) -> None:
-    told = StringIO()
-    with TuneView(Terminal(file=told, width=300)) as view:
+    output = StringIO()
+    with TuneView(Terminal(file=output, width=300)) as view:
         view(Forecast(180.0, search_s, refine_s, 120.0))
-    assert told.getvalue().splitlines() == [said]
+    assert output.getvalue().splitlines() == [said]
 
 
 def test_a_run_starts_with_how_long_its_decoding_may_take() -> None:
-    told = StringIO()
-    with TuneView(Terminal(file=told, width=200)) as view:
+    output = StringIO()
+    with TuneView(Terminal(file=output, width=200)) as view:
         view(LongestDecoding(token_s=0.1, prefill_s=1.2, n_texts=230, n_tokens=128))
-    assert told.getvalue().splitlines() == [
+    assert output.getvalue().splitlines() == [
         "a token takes 100 ms: race and final measurement take at most about 54 min (230 texts of "
         "up to 128 tokens), after the preparation and the search"
     ]

@@ -34,7 +34,7 @@ from .enumeration_checks import check_law
 from .sampling_checks import Warp
 
 QUICK = ("mixtral", "qwen3_moe")  # a rule of each kind for the weights of the chosen experts
-# Plain experts, experts with biases and sinks, and a shared expert beside the others.
+# Plain experts, experts with biases and attention sinks, and experts with a shared one.
 KINDS = ("qwen3_moe", "gpt_oss", "qwen2_moe")
 LAYERS = 3
 PROMPTS = ((1, 2, 3), (7,), (40, 5, 5, 40, 9, 2, 11))

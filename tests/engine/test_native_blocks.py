@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from helpers.marks import slow
+from helpers.marks import thorough
 from helpers.tiny import round_matrices, to_native_8bit
 from models import test_contract, tiny
 from models.tiny import FUSABLE_NAMES, FUSED_FAMILIES, new_hf_model
@@ -60,7 +60,7 @@ SHAPES = [(2, 3), (64, 32), (70, 33), (34, 200), (96, 1100)]
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2e-2}
 # The contract of families in dense panels is checked for all of them.
 _QUICK = ("llama", "gemma3_text", "gpt_oss", "qwen2_moe")
-ROUNDED_FAMILIES = [*_QUICK, *slow(*(name for name in FUSABLE_NAMES if name not in _QUICK))]
+ROUNDED_FAMILIES = [*_QUICK, *thorough(*(name for name in FUSABLE_NAMES if name not in _QUICK))]
 ROUNDING = {"int8": 2e-3, "int16": 1e-4, "float": 0.0}  # of an input at a tie
 
 

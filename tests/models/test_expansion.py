@@ -68,7 +68,7 @@ NORMALIZERS = st.one_of(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=3000, deadline=None)
 @given(st.lists(NORMALIZERS, max_size=4), st.text(LETTERS, min_size=1, max_size=6))
 def test_no_normalizer_makes_more_than_its_factor(steps: list[Any], text: str) -> None:
     normalizer = normalizers.Sequence(steps)

@@ -84,21 +84,20 @@ def round_matrices_when_read(model: nn.Module, bits: int, dtype: torch.dtype) ->
 
 def _round_experts(path: str, module: Any, bits: int, dtype: torch.dtype) -> StoredExperts:
     """Return experts whose matrices are rounded when they are read."""
-    order, matrices = experts_first_order(module), list[StoredMatrix]()
-    for name in ("gate_up_proj", "down_proj"):
-        weight = getattr(module, name).detach()
-        matrices.append(
-            RoundedMatrix(
-                TransposedMatrices(f"{path}.{name}", weight)
-                if module.is_transposed
-                else TensorMatrix(f"{path}.{name}", weight.flatten(0, 1)),
-                bits,
-            )
+    order = experts_first_order(module)
+
+    def take_matrix(name: str) -> RoundedMatrix:
+        """Return a matrix of all experts, and leave a weight without memory in the module."""
+        weight, full_name = getattr(module, name).detach(), f"{path}.{name}"
+        setattr(module, name, nn.Parameter(weight.to("meta"), requires_grad=False))
+        source = (
+            TransposedMatrices(full_name, weight)
+            if module.is_transposed
+            else TensorMatrix(full_name, weight.flatten(0, 1))
         )
-    gate_up, down = matrices
-    for name in ("gate_up_proj", "down_proj"):
-        meta = getattr(module, name).detach().to("meta")
-        setattr(module, name, nn.Parameter(meta, requires_grad=False))
+        return RoundedMatrix(source, bits)
+
+    gate_up, down = take_matrix("gate_up_proj"), take_matrix("down_proj")
     return StoredExperts(module, (gate_up,), order, down, dtype)
 
 

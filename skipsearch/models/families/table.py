@@ -54,9 +54,7 @@ class Family:
     # Whether an attention module applies RoPE; None: all of them do.
     uses_rope: Callable[[Any], bool] | None = None
     rope_interleaved: bool = False  # RoPE rotates pairs of neighbours instead of pairs of halves
-    rotary_halves: bool = (
-        False  # the rotary module returns an angle for each pair, not for each dim
-    )
+    rotary_halves: bool = False  # the rotary module returns one angle for each pair
     alibi: bool = False  # a bias for each head, linear in the key's position
     # Layers that attend only to `sliding_window` tokens; typed: by config.layer_types.
     window_layers: Literal["none", "all", "typed"] = "none"

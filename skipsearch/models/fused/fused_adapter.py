@@ -165,13 +165,7 @@ class FusedAdapter:
             return matrix.unpack() if isinstance(matrix, StoredFusedLinear) else matrix
 
         for i, layer in enumerate(self.layers):
-            attention, mlp = convert_layer(layer, unpack)
-            if mlp.routing is not None:
-                routing = replace(mlp.routing, router=unpack(mlp.routing.router))
-                mlp = replace(mlp, routing=routing)
-            if mlp.shared is not None:
-                mlp = replace(mlp, shared=replace(mlp.shared, gate=unpack(mlp.shared.gate)))
-            self.layers[i] = attention, mlp
+            self.layers[i] = convert_layer(layer, unpack)
         if not isinstance(self._embedding, StoredEmbedding):
             self.unembed = unpack(self.unembed)
             return

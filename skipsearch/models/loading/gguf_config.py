@@ -167,16 +167,13 @@ def _add_qwen3_moe(file: GGUFFile, settings: Settings) -> None:
 
 def _add_qwen2_moe(file: GGUFFile, settings: Settings) -> None:
     _add_experts(file, settings, False)
-    shared = "qwen2moe.expert_shared_feed_forward_length"
-    # llama.cpp takes these values for files that lack them.
-    settings["moe_intermediate_size"] = file.get(
-        "qwen2moe.expert_feed_forward_length",
-        int,
-        settings["intermediate_size"] // settings["num_experts_per_tok"],
-    )
-    settings["shared_expert_intermediate_size"] = file.get(
-        shared, int, settings["intermediate_size"]
-    )
+    width, per_token = settings["intermediate_size"], settings["num_experts_per_tok"]
+    for setting, key, default in (  # the defaults are llama.cpp's
+        ("moe_intermediate_size", "expert_feed_forward_length", width // per_token),
+        ("shared_expert_intermediate_size", "expert_shared_feed_forward_length", width),
+    ):
+        has_key = f"qwen2moe.{key}" in file.metadata
+        settings[setting] = file.require_int(f"qwen2moe.{key}") if has_key else default
     settings["qkv_bias"] = "blk.0.attn_q.bias" in file.tensors
 
 

@@ -1,4 +1,4 @@
-// The MLP of a layer in ForwardPass: plain, with experts, or with a shared expert beside them.
+// The MLP of a layer in ForwardPass: plain, with experts, or with experts and a shared one.
 // forward.h includes this file.
 #pragma once
 

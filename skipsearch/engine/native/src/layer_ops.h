@@ -119,7 +119,7 @@ void add_bias(const Matrix &matrix, int64_t panel, int64_t rows, Acc<T> *sums) {
             sums[i * PANEL_ROWS + j] += bias[panel * PANEL_ROWS + j];
 }
 
-// Writes activation(gate) * up, for one row of a panel.
+// Writes activation(gate) * up, or CLAMPED_SWIGLU of both, for one row of a panel.
 template <class T>
 inline void act_mul(const Layer &layer, const Acc<T> *gate, const Acc<T> *up, Input<T> *to) {
     using A = Acc<T>;
