@@ -2,9 +2,9 @@
 decode losslessly with the answer.
 
     import skipsearch as ss
-    model = ss.load_model("demo")
-    decoder = ss.Decoder(model, ss.load_profile("profile.yaml"))
-    print(decoder.generate(model.tokenizer("def main(").input_ids, max_new_tokens=64).text)
+    decoder = ss.load_decoder("profile.yaml")
+    ids = decoder.model.tokenizer("def main(").input_ids
+    print(decoder.generate(ids, max_new_tokens=64).text)
 
 Names are resolved on first use: reading a profile does not load torch.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from skipsearch.core.mask import SkipMask
     from skipsearch.core.recipe import Recipe
     from skipsearch.core.stats import DecodeStats, Trial
-    from skipsearch.decoding import Chunk, Decoder, Generation, Request, Session
+    from skipsearch.decoding import Chunk, Decoder, Generation, Request, Session, load_decoder
     from skipsearch.engine import load_model
     from skipsearch.errors import (
         DecodeError,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from skipsearch.tuning.driver import tune
 
 _LAZY_EXPORTS = {
-    "skipsearch.decoding": ("Chunk", "Decoder", "Generation", "Request", "Session"),
+    "skipsearch.decoding": ("Chunk", "Decoder", "Generation", "Request", "Session", "load_decoder"),
     "skipsearch.integrations": ("attach", "detach", "generate"),
     "skipsearch.errors": (
         "DecodeError",
@@ -95,6 +95,7 @@ __all__ = [
     "attach",
     "detach",
     "generate",
+    "load_decoder",
     "load_model",
     "load_profile",
     "load_task",

@@ -274,6 +274,7 @@ def test_the_exported_names_are_these_and_each_can_be_loaded() -> None:
         "attach",
         "detach",
         "generate",
+        "load_decoder",
         "load_model",
         "load_profile",
         "load_task",

@@ -14,12 +14,11 @@ from typing import Any
 from skipsearch.bench.scoring import cut_answer, make_scorer
 from skipsearch.bench.systems import SkipsearchSystem
 from skipsearch.core.stats import Estimate, bootstrap_ratio
-from skipsearch.engine.sampler import SamplingParams
+from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import DecodeError
 from skipsearch.replay.workload import Workload, make_workload
 from skipsearch.tasks import Task
 
-GREEDY = SamplingParams(temperature=0.0)
 DEFAULT_SAMPLING = SamplingParams(temperature=0.6, top_p=0.95)  # of a task that is greedy
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.open_model import defaults_from_profile, resolve_task
+from skipsearch.cli.open_model import resolve_task
 from skipsearch.cli.options import (
     load_model_and_engine,
     merge_activations,
@@ -97,6 +97,7 @@ def prepare_systems(
     require_usage(profile is not None or model is not None, "give --profile FILE or --model M")
     quantization = merge_activations(quantization, activations)
     from skipsearch.bench import PLAIN_WEIGHTS, make_systems
+    from skipsearch.decoding.as_measured import defaults_from_profile
     from skipsearch.models.loading.aliases import find_packaged_model
     from skipsearch.models.loading.gguf_model import is_gguf
     from skipsearch.models.loading.quantize import is_native_quantization

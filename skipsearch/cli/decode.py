@@ -74,11 +74,13 @@ def decode(
         Path | None, typer.Option(help='A .jsonl of {"prompt": …} or {"messages": …} lines.')
     ] = None,
     chat: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--chat", help="Put each prompt into the model's chat template, as a user's turn."
+            "--chat/--no-chat",
+            help="Put each prompt into the model's chat template, as a user's turn. Default: as "
+            "with the prompts that the profile was tuned on.",
         ),
-    ] = False,
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate.")] = 128,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -184,18 +186,14 @@ def decode(
     adapter, loaded = load_model_and_profile(
         profile, model, task, profiles, device, dtype, quantization, engine, threads
     )
-    if chat and get_chat_template(adapter.tokenizer) is None:
+    has_template = get_chat_template(adapter.tokenizer) is not None
+    if chat and not has_template:
         raise ModelError(
             f"{adapter.spec.id} has no chat template: leave --chat out, and write the prompt as "
             "the model expects it"
         )
-    if loaded is not None and loaded.task.is_chat and not chat:
-        warn(
-            [
-                "this profile was made for requests in the chat template: with --chat yours go "
-                "through it too"
-            ]
-        )
+    if chat is None:
+        chat = has_template and loaded is not None and loaded.task.is_chat
     decoder = make_decoder(adapter, loaded, exact, lookup_history)
     is_compared = check or side_by_side
     plain = Decoder(adapter, exact=exact, draft_forced=False) if is_compared else None

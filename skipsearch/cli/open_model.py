@@ -14,7 +14,6 @@ import typer
 
 from skipsearch.cli.options import (
     load_cli_model,
-    loadable_quantization,
     profile_model_argument,
     require_usage,
     select_engine,
@@ -64,6 +63,7 @@ def load_model_and_profile(
     possible.
     """
     require_model(profile, model)
+    from skipsearch.decoding.as_measured import defaults_from_profile
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile) if profile not in ("auto", "none") else None
@@ -91,6 +91,7 @@ def find_auto_dtype(model_name: str, task: str, folder: Path | None, device: str
     profile is one for a model of this name and shape.
     """
     from skipsearch.core.machine import describe_machine
+    from skipsearch.decoding.as_measured import defaults_from_profile
     from skipsearch.errors import SkipSearchError
     from skipsearch.models.loading.placement import pick_device
     from skipsearch.profile.compatibility import MachineFacts
@@ -133,29 +134,6 @@ def _read_model_facts(model_name: str, dtype: str) -> ModelFacts:
     config = load_config(folder, model_name)
     n_layers = config.get_text_config(decoder=True).num_hidden_layers
     return ModelFacts(identity, config.model_type, n_layers, dtype=dtype)
-
-
-def defaults_from_profile(
-    profile: Profile, device: str, dtype: str, threads: int | None, quantization: str | None
-) -> tuple[str, int | None, str | None]:
-    """Return (dtype, threads, quantization), from the options and the profile.
-
-    Options that the user did not set have the profile's values. On another type of device, nothing
-    is taken from the profile. On another CPU or GPU model, the number of threads is not.
-    """
-    from skipsearch.core.machine import describe_machine
-    from skipsearch.models.loading.placement import pick_device
-
-    place, claimed, made = pick_device(device), profile.hardware, profile.model
-    if claimed is None or claimed.kind != place.type:
-        return dtype, threads, quantization
-    if threads is None and claimed.name == describe_machine(place).name:
-        threads = claimed.threads
-    return (
-        made.dtype or dtype if dtype == "auto" else dtype,
-        threads,
-        quantization or loadable_quantization(made.quantization),
-    )
 
 
 def resolve_task(profile: Profile, task: str | None) -> str:
@@ -238,6 +216,7 @@ def find_profile_for(
     import torch
 
     from skipsearch.cli.consoles import err
+    from skipsearch.decoding.as_measured import defaults_from_profile
     from skipsearch.decoding.match_model import collect_machine_facts, collect_model_facts
     from skipsearch.profile.find import NO_PROFILE, find_profile
     from skipsearch.tasks import task_name

@@ -133,10 +133,8 @@ def load_cli_model(
 
     from skipsearch.cli.consoles import err
     from skipsearch.cli.progress import ProgressBar
-    from skipsearch.engine import canonical_name, is_native_allowed, load_model
-    from skipsearch.engine.native import prebuild
+    from skipsearch.engine import load_for_switching
     from skipsearch.models.loading.aliases import find_packaged_model
-    from skipsearch.models.loading.quantize import is_native_quantization
     from skipsearch.profile.model_locations import record_location
 
     if threads:
@@ -147,25 +145,9 @@ def load_cli_model(
         def report_progress(done: int, total: int) -> None:
             bar.update(compiling, completed=done, total=total, visible=True)
 
-        # Weights in blocks have another form, which engine hf cannot run.
-        load_as_hf = (engine, preferred_engine) == ("auto", "hf") and not is_native_quantization(
-            quantization
+        model = load_for_switching(
+            name, device, dtype, quantization, engine, preferred_engine, report_progress
         )
-        model = load_model(
-            name,
-            device=device,
-            dtype=dtype,
-            quantization=quantization,
-            engine="hf" if load_as_hf else engine,
-            progress=report_progress,
-            allow_native=False,
-        )
-        if (
-            engine == "auto"
-            and canonical_name(preferred_engine or "native") == "native"
-            and is_native_allowed()
-        ):
-            prebuild(model, report_progress)
     folder = Path(find_packaged_model(name)).expanduser()
     if name != "demo" and model.spec.weights_sha256 is not None and folder.exists():
         record_location(model.spec.weights_sha256, folder)
@@ -245,16 +227,6 @@ def profile_model_argument(profile: Profile) -> str:
     from skipsearch.profile.model_locations import model_argument
 
     return model_argument(profile.model)
-
-
-def loadable_quantization(quantization: str | None) -> str | None:
-    """Return the quantization if a model can be loaded with it, else None.
-
-    For example, gptq-4bit is None, because only stored weights have it.
-    """
-    from skipsearch.models.loading.quantize import is_loadable
-
-    return quantization if is_loadable(quantization) else None
 
 
 def merge_activations(quantization: str | None, activations: str | None) -> str | None:

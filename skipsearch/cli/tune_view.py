@@ -231,10 +231,7 @@ class TuneView:
             )
         if profile.verdict == "speculate":
             console.print(f"written to {path}")
-            chat = " --chat" if profile.task.is_chat else ""
-            console.print(
-                f"next: {program_name()} decode --profile {path}{chat} --prompt '…' --check"
-            )
+            console.print(f"next: {program_name()} decode --profile {path} --prompt '…' --check")
         else:
             console.print(
                 f"written to {path}; what may help: more prompts, a quiet machine, or a trained "

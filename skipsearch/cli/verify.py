@@ -17,7 +17,6 @@ from skipsearch.cli.options import (
     Quantization,
     Threads,
     load_model_and_engine,
-    loadable_quantization,
     merge_activations,
     profile_model_argument,
     require_usage,
@@ -134,6 +133,8 @@ def _defaults_from_claim(
     lacks that type of device, they stay as they are.
     """
     import torch
+
+    from skipsearch.models.loading.quantize import loadable_quantization
 
     claimed, made = profile.hardware, profile.model
     available = {

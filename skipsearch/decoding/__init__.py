@@ -12,6 +12,7 @@ The K/V of "up" stay in the cache until the next pass overwrites them, before th
 Modules:
 
     decoder                       `Decoder`, the class that users call
+    as_measured                   the decoder of a profile, its model loaded as it was measured
     loop                          the round above
     acceptance, trees, processed  which draft tokens are accepted: chains, trees, and requests
                                   with logits processors; these rules make decoding lossless
@@ -25,6 +26,7 @@ Modules:
 """
 
 from skipsearch.decoding.acceptor import FORCED_KIND, make_masks, mask_logits
+from skipsearch.decoding.as_measured import load_decoder
 from skipsearch.decoding.batch import Batch, RunningRequest
 from skipsearch.decoding.decoder import Decoder
 from skipsearch.decoding.loop import Chunk, Generation
@@ -40,6 +42,7 @@ __all__ = [
     "Request",
     "RunningRequest",
     "Session",
+    "load_decoder",
     "make_masks",
     "mask_logits",
 ]

@@ -85,11 +85,7 @@ class Acceptor:
             return accepted
         tokens = [] if self.constraint is None else draft_tokens.tolist()
         logits = self._mask(logits, tokens, None)
-        if isinstance(self.sampler, TemperatureSampler):
-            p = self.sampler.warp_to_probs(logits)
-            n_accepted, token = accept_sampled(draft_tokens, q, p, self.generator)
-        else:
-            n_accepted, token = accept_greedy(draft_tokens, logits)
+        n_accepted, token = accept_chain(self.sampler, draft_tokens, q, logits)
         self._advance([*tokens[:n_accepted], token])
         return n_accepted, token
 
@@ -121,6 +117,19 @@ class Acceptor:
     def _advance(self, tokens: Sequence[int]) -> None:
         if self.constraint is not None:
             self.constraint.advance(tokens)
+
+
+def accept_chain(
+    sampler: TokenSampler, draft_tokens: Tensor, q: Tensor | None, logits: Tensor
+) -> tuple[int, int]:
+    """Return (number of accepted tokens of a chain, the token after them).
+
+    sampler: that of the request, greedy or not. Other arguments are as for `Acceptor.accept`.
+    """
+    if isinstance(sampler, TemperatureSampler):
+        p = sampler.warp_to_probs(logits)
+        return accept_sampled(draft_tokens, q, p, sampler.generator)
+    return accept_greedy(draft_tokens, logits)
 
 
 def make_masks(

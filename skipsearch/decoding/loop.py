@@ -33,7 +33,7 @@ from skipsearch.engine import (
     no_grad,
     resume_pass,
 )
-from skipsearch.engine.sampler import GreedySampler, TemperatureSampler
+from skipsearch.engine.sampler import make_sampler
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner, round_slots
 
@@ -196,7 +196,7 @@ class DecodeLoop:
         prompt, sampling, device = prepared.prompt_ids, prepared.sampling, self.model.spec.device
         started = self._read_clock()
         generator = torch.Generator(device).manual_seed(prepared.seed)
-        sampler = GreedySampler() if sampling.is_greedy else TemperatureSampler(sampling, generator)
+        sampler = make_sampler(sampling, generator)
         n_cached = cache.length  # prompt tokens whose K/V is cached
         rows = torch.tensor([list(prompt)], device=device)
         ctx = DecodeContext(

@@ -42,7 +42,7 @@ from skipsearch.engine.forward import (
     run_layers,
     run_up_to_layer,
 )
-from skipsearch.engine.load import load_model
+from skipsearch.engine.load import load_for_switching, load_model
 from skipsearch.engine.select import EngineChoice, pick_fastest
 from skipsearch.engine.shared_cache import RowCache, SharedCache
 from skipsearch.models.adapter import DraftScores
@@ -68,6 +68,7 @@ __all__ = [
     "get_layer_runner",
     "is_batch_invariant",
     "is_native_allowed",
+    "load_for_switching",
     "load_model",
     "no_grad",
     "pick_fastest",

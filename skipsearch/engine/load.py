@@ -20,7 +20,12 @@ from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.gguf_model import is_gguf, open_gguf
 from skipsearch.models.loading.loader import open_model, why_not_fused
 from skipsearch.models.loading.placement import pick_device, pick_dtype
-from skipsearch.models.loading.quantize import GGUF, NATIVE_QUANTIZATIONS, split_activations
+from skipsearch.models.loading.quantize import (
+    GGUF,
+    NATIVE_QUANTIZATIONS,
+    is_native_quantization,
+    split_activations,
+)
 
 
 def load_model(
@@ -69,6 +74,40 @@ def load_model(
     )
     if engine == "auto" and allow_native:
         return (switch_engine(model, "native") if is_native_allowed() else None) or model
+    return model
+
+
+def load_for_switching(
+    name: str,
+    device: str = "auto",
+    dtype: str = "auto",
+    quantization: str | None = None,
+    engine: str = "auto",
+    preferred_engine: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ModelAdapter:
+    """Load a model; for engine auto, `switch_engine` or `pick_fastest` chooses its engine then.
+
+    preferred_engine: the engine that will be asked for, if that is known. native, which is also
+    expected if no engine is known, is built here if it can be.
+    Other arguments and errors are those of `load_model`.
+    """
+    # Weights in blocks have another form, which engine hf cannot run.
+    load_as_hf = (engine, preferred_engine) == ("auto", "hf") and not is_native_quantization(
+        quantization
+    )
+    model = load_model(
+        name,
+        device,
+        dtype,
+        quantization,
+        "hf" if load_as_hf else engine,
+        progress,
+        allow_native=False,
+    )
+    expected = canonical_name(preferred_engine or "native")
+    if (engine, expected) == ("auto", "native") and is_native_allowed():
+        native.prebuild(model, progress)
     return model
 
 

@@ -81,6 +81,16 @@ def is_integral(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and bool(value % 1 == 0)
 
 
+GREEDY = SamplingParams()
+
+
+def make_sampler(
+    sampling: SamplingParams, generator: torch.Generator
+) -> GreedySampler | TemperatureSampler:
+    """Return the sampler of a request. generator: draws the tokens, unless decoding is greedy."""
+    return GreedySampler() if sampling.is_greedy else TemperatureSampler(sampling, generator)
+
+
 class GreedySampler:
     """A sampler that returns the most likely tokens.
 

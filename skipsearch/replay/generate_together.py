@@ -14,12 +14,12 @@ from skipsearch.decoding import Decoder, Request, mask_logits
 from skipsearch.decoding.acceptance import NOT_FINITE, accept_sampled, choose_greedy
 from skipsearch.decoding.stopping import StopCondition
 from skipsearch.engine import forward, no_grad
-from skipsearch.engine.sampler import SamplingParams, TemperatureSampler
+from skipsearch.engine.sampler import GREEDY, SamplingParams, TemperatureSampler
 from skipsearch.errors import non_finite_logits
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 from skipsearch.models.memory import free_memory
-from skipsearch.replay.replay_batches import GREEDY, KV_MEMORY_FRACTION, bytes_of_a_slot
+from skipsearch.replay.replay_batches import KV_MEMORY_FRACTION, bytes_of_a_slot
 
 PROMPTS_PER_PASS = 32  # prompts of one pass, at most
 

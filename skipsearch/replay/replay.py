@@ -26,12 +26,12 @@ from skipsearch.core.constraint import Constraint
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Vocabulary
 from skipsearch.engine import no_grad, run_layers
-from skipsearch.engine.sampler import SamplingParams
+from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.generate_together import continue_in_turn, generate_continuations
 from skipsearch.replay.recurrent_batches import RecurrentReplayBatches
-from skipsearch.replay.replay_batches import GREEDY, ReplayBatch, ReplayBatches, logit_chunks, unpad
+from skipsearch.replay.replay_batches import ReplayBatch, ReplayBatches, logit_chunks, unpad
 
 RECURRENT_NOTE = (
     "; masks are judged at each position from the recurrent states that it had there, and drafts "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.engine import no_grad, run_layers
-from skipsearch.engine.sampler import SamplingParams, TemperatureSampler
+from skipsearch.engine.sampler import GREEDY, SamplingParams, TemperatureSampler
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.experts import count_distinct_experts, pack_experts
 from skipsearch.models.families.unmodified import experts_of, record_experts_of
@@ -27,7 +27,6 @@ MAX_LOGIT_ROWS = {"cpu": 128, "cuda": 512}
 # Share of the free memory for K/V. Activations, logits, a decoder's cache and other processes need
 # memory, too.
 KV_MEMORY_FRACTION = 0.25
-GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True)

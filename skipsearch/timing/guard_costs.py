@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from skipsearch.core.stats import DrafterCost
+from skipsearch.engine.sampler import SamplingParams
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.profile import Profile
 from skipsearch.timing.latency_table import read_cached_costs
@@ -19,7 +20,8 @@ def resolve_drafter_costs(profile: Profile, model: ModelAdapter) -> tuple[Drafte
     If the profile is unmeasured, β and v are from this model's latest latency table. Without such a
     table, they are the profile's own.
     """
-    costs = read_cached_costs(model) if profile.measured is None else None
+    sampling = SamplingParams(**profile.task.sampling.model_dump())
+    costs = read_cached_costs(model, sampling) if profile.measured is None else None
     if costs is None:
         return profile.drafter_costs
     resolved: list[DrafterCost | None] = []

@@ -18,14 +18,15 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from skipsearch.core.cost_model import Costs
 from skipsearch.core.machine import synchronize
 from skipsearch.core.mask import SkipMask
-from skipsearch.decoding.acceptance import accept_greedy
+from skipsearch.decoding.acceptor import accept_chain
 from skipsearch.drafters.base import TokenSampler
 from skipsearch.engine import draft_chain, draft_step, forward, no_grad
-from skipsearch.engine.sampler import GreedySampler
+from skipsearch.engine.sampler import GREEDY, SamplingParams, make_sampler
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.unmodified import experts_of
 from skipsearch.models.kv_cache import Planner
@@ -56,14 +57,22 @@ class LatencyEntry:
     errors: tuple[float, ...] = ()
 
 
-def measure_costs(model: ModelAdapter, max_draft: int, context: int, repeats: int = 3) -> Costs:
+def measure_costs(
+    model: ModelAdapter,
+    max_draft: int,
+    context: int,
+    repeats: int = 3,
+    sampling: SamplingParams = GREEDY,
+) -> Costs:
     """Measure the costs of drafts of 1 … max_draft tokens after `context` tokens of text."""
-    return measure_latency(model, max_draft, context, repeats).costs
+    return measure_latency(model, max_draft, context, repeats, sampling=sampling).costs
 
 
-def time_plain_pass(model: ModelAdapter, context: int, repeats: int = 9) -> float:
+def time_plain_pass(
+    model: ModelAdapter, context: int, repeats: int = 9, sampling: SamplingParams = GREEDY
+) -> float:
     """Return the seconds of a pass over one token, the median of `repeats`."""
-    rounds = RoundTimer(model, 0, context)
+    rounds = RoundTimer(model, 0, context, sampling)
     rounds.time_plain()  # warm-up
     return median([rounds.time_plain() for _ in range(repeats)])
 
@@ -74,8 +83,13 @@ def measure_latency(
     context: int,
     repeats: int = 3,
     masks: Sequence[SkipMask] = (),
+    sampling: SamplingParams = GREEDY,
 ) -> LatencyEntry:
     """Measure costs, and the errors of their predictions for a draft step with each of `masks`.
+
+    sampling: the parameters with which draft steps and verify passes choose tokens. Sampling takes
+    longer: an engine that runs all steps of a greedy draft in one call runs sampled steps one by
+    one.
 
     The cost of all attention blocks together is the time that skipping all of them saves, and
     likewise for MLPs. Both are scaled so that a mask that skips nothing costs a pass over one
@@ -89,7 +103,7 @@ def measure_latency(
     of the plain passes before and after its sweep, because the speed of a shared machine changes
     within seconds.
     """
-    n, rounds = model.spec.n_layers, RoundTimer(model, max_draft, context)
+    n, rounds = model.spec.n_layers, RoundTimer(model, max_draft, context, sampling)
     everything = tuple(range(n))
     masks_run = [
         SkipMask(n, attn=everything),
@@ -247,10 +261,15 @@ class RoundTimer:
     """A timer of passes after `context` tokens of text, in the order of a decode loop."""
 
     @no_grad
-    def __init__(self, model: ModelAdapter, max_draft: int, context: int):
+    def __init__(
+        self, model: ModelAdapter, max_draft: int, context: int, sampling: SamplingParams = GREEDY
+    ):
         self.model, self.device = model, model.spec.device
         self.draft_model: ModelAdapter = model
-        self.sampler: TokenSampler = GreedySampler()  # of draft tokens
+        # Of draft tokens and of the full model's.
+        self.sampler: TokenSampler = make_sampler(sampling, torch.Generator(self.device))
+        self.draft_sampler: TokenSampler = self.sampler
+        self.draft_probs: Tensor | None = None  # of the latest sampled draft token, [1, V]
         longest = 1 + max(max_draft, EXTRA_STEPS_IN_CALL)
         if model.spec.context_length is not None:
             # Learned positions end at the context length.
@@ -290,7 +309,7 @@ class RoundTimer:
     def with_draft(self, draft_model: ModelAdapter, sampler: TokenSampler) -> RoundTimer:
         """Return a timer whose draft steps run another model, on the same cache."""
         timer = copy(self)
-        timer.draft_model, timer.sampler = draft_model, sampler
+        timer.draft_model, timer.draft_sampler = draft_model, sampler
         return timer
 
     @no_grad
@@ -348,7 +367,8 @@ class RoundTimer:
         logits = forward(
             self.model, tokens, self.cache, self.planner.plan_chain(self.context, rows)
         )
-        accept_greedy(tokens[0, 1:], logits[0])
+        q = None if self.draft_probs is None else self.draft_probs.expand(rows - 1, -1)
+        accept_chain(self.sampler, tokens[0, 1:], q, logits[0])
 
     def _run_draft(self, mask: SkipMask, steps: int = 1) -> None:
         """Run draft steps. steps: more than 1 only if the engine drafts in one call."""
@@ -359,16 +379,16 @@ class RoundTimer:
                 self.cache,
                 self.planner,
                 mask,
-                self.sampler,
+                self.draft_sampler,
                 steps,
                 0.0,
             )
             return
         plan = self.planner.plan_chain(self.context, 1)
         scored = draft_step(
-            self.draft_model, self.tokens[:, :1], self.cache, plan, mask, self.sampler, True
+            self.draft_model, self.tokens[:, :1], self.cache, plan, mask, self.draft_sampler, True
         )
-        self.sampler.draw(scored)
+        _, self.draft_probs = self.draft_sampler.draw(scored)
         assert scored.confidence is not None
         float(scored.confidence)  # exit policies read it, too
 

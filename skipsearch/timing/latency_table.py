@@ -18,6 +18,7 @@ from skipsearch.core.cost_model import Costs
 from skipsearch.core.files import cache_dir, make_private_dir, write_atomically
 from skipsearch.core.machine import describe_machine, software_versions
 from skipsearch.core.mask import SkipMask
+from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.timing.latency import (
     MAX_COLD_PENALTY,
@@ -113,42 +114,47 @@ def load_or_measure_latency_table(
     contexts: Sequence[int],
     progress: Callable[[int, int], None] = lambda done, total: None,
     remeasure: bool = False,
+    sampling: SamplingParams = GREEDY,
 ) -> LatencyTable:
     """Return the cached table if the machine's speed has not changed; else measure a new table.
 
-    contexts: lengths in tokens. remeasure: measure in any case. progress(done, total). The cache is
-    in the folder that SKIPSEARCH_CACHE_DIR names. Its key is a fingerprint of model, dtype, device,
-    threads, engine and versions. A table that is not `accurate` is not cached. If the cached table
-    is damaged, a new table is measured.
+    contexts: lengths in tokens. remeasure: measure in any case. progress(done, total). sampling:
+    how passes choose tokens. The cache is in the folder that SKIPSEARCH_CACHE_DIR names. Its key is
+    a fingerprint of model, dtype, device, threads, engine, versions and sampling. A table that is
+    not `accurate` is not cached. If the cached table is damaged, a new table is measured.
     """
     lengths = tuple(sorted(set(contexts)))
-    path = cache_dir() / "latency" / f"{table_fingerprint(model, max_draft, lengths)}.json"
+    path = (
+        cache_dir() / "latency" / f"{table_fingerprint(model, max_draft, lengths, sampling)}.json"
+    )
     if (
         not remeasure
         and (cached := _read_entries(path)) is not None
         and _is_complete(cached, 2 * model.spec.n_layers, max_draft, lengths)
     ):
         table = LatencyTable(cached, cached=True)
-        if table.accurate and _has_same_speed(model, cached):
+        if table.accurate and _has_same_speed(model, cached, sampling):
             return table
     masks = random_masks(model.spec.n_layers, N_CHECKED_MASKS)
     entries = []
     for done, context in enumerate(lengths):
         progress(done, len(lengths))
         if context == main_context(lengths):
-            entries.append(measure_latency(model, max_draft, context, masks=masks))
+            entry = measure_latency(model, max_draft, context, masks=masks, sampling=sampling)
         else:  # fewer repeats: only the growth of costs with the context is needed
-            entries.append(measure_latency(model, max_draft, context, SIDE_CONTEXT_REPEATS))
+            repeats = SIDE_CONTEXT_REPEATS
+            entry = measure_latency(model, max_draft, context, repeats, sampling=sampling)
+        entries.append(entry)
     table = LatencyTable(tuple(entries))
     if table.accurate:
         _write_entries(path, table.entries)
-        _write_entries(_latest_path(model), table.entries)
+        _write_entries(_latest_path(model, sampling), table.entries)
     return table
 
 
-def read_cached_costs(model: ModelAdapter) -> Costs | None:
+def read_cached_costs(model: ModelAdapter, sampling: SamplingParams = GREEDY) -> Costs | None:
     """Return the costs of the latest cached table at its main context; None without a table."""
-    entries = _read_entries(_latest_path(model))
+    entries = _read_entries(_latest_path(model, sampling))
     if entries is None:
         return None
     contexts, max_draft = [m.context for m in entries], len(entries[0].costs.verify) - 1
@@ -157,8 +163,8 @@ def read_cached_costs(model: ModelAdapter) -> Costs | None:
     return LatencyTable(entries).costs_at(main_context(contexts))
 
 
-def _latest_path(model: ModelAdapter) -> Path:
-    return cache_dir() / "latest" / f"{table_fingerprint(model, 0, ())}.json"
+def _latest_path(model: ModelAdapter, sampling: SamplingParams) -> Path:
+    return cache_dir() / "latest" / f"{table_fingerprint(model, 0, (), sampling)}.json"
 
 
 def main_context(contexts: Sequence[int]) -> int:
@@ -166,7 +172,9 @@ def main_context(contexts: Sequence[int]) -> int:
     return contexts[len(contexts) // 2]
 
 
-def table_fingerprint(model: ModelAdapter, max_draft: int, contexts: Sequence[int]) -> str:
+def table_fingerprint(
+    model: ModelAdapter, max_draft: int, contexts: Sequence[int], sampling: SamplingParams = GREEDY
+) -> str:
     """Return a hash of all facts that a table depends on."""
     spec = model.spec
     facts: dict[str, Any] = {
@@ -180,6 +188,7 @@ def table_fingerprint(model: ModelAdapter, max_draft: int, contexts: Sequence[in
         "software": software_versions(),
         "max_draft": max_draft,
         "contexts": list(contexts),
+        "sampling": asdict(sampling),
         "method": FORMAT,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
@@ -196,9 +205,11 @@ def random_masks(n_layers: int, count: int, seed: int = 0) -> list[SkipMask]:
     ]
 
 
-def _has_same_speed(model: ModelAdapter, entries: Sequence[LatencyEntry]) -> bool:
-    then = entries[0].costs.verify[0]
-    return abs(time_plain_pass(model, entries[0].context) / then - 1) <= MAX_SPEED_CHANGE
+def _has_same_speed(
+    model: ModelAdapter, entries: Sequence[LatencyEntry], sampling: SamplingParams
+) -> bool:
+    then, context = entries[0].costs.verify[0], entries[0].context
+    return abs(time_plain_pass(model, context, sampling=sampling) / then - 1) <= MAX_SPEED_CHANGE
 
 
 def _is_complete(

@@ -14,7 +14,7 @@ from skipsearch.core.reading import READ_ALL, Reading, Vocabulary
 from skipsearch.drafters.draft_model_session import HeadRowsSampler
 from skipsearch.engine import no_grad
 from skipsearch.engine.draft_model import can_restrict_head, get_draft_copy, make_draft_model
-from skipsearch.engine.sampler import GreedySampler
+from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.timing.latency import RoundTimer
 
@@ -46,15 +46,17 @@ def measure_format_costs(
     context: int,
     formats: Sequence[Reading],
     progress: Callable[[int, int], None] = lambda done, total: None,
+    sampling: SamplingParams = GREEDY,
 ) -> dict[Reading, FormatCosts]:
     """Measure draft steps in each format, after `context` tokens of text.
 
-    formats: readings without a vocabulary, of which the first is `READ_ALL`. All formats are timed
+    formats: readings without a vocabulary, of which the first is `READ_ALL`. sampling: how drafts
+    and verify passes choose tokens. All formats are timed
     in turn, in rounds as in decoding: draft steps, then a verify pass.
     Raises: ModelError; MemoryError.
     """
     n, vocab_size = model.spec.n_layers, model.spec.vocab_size
-    timer = RoundTimer(model, VERIFIED_TOKENS, context)
+    timer = RoundTimer(model, VERIFIED_TOKENS, context, sampling)
     small = min(SMALL_HEAD_ROWS, vocab_size)
     heads = [small, vocab_size] if can_restrict_head(model) and small < vocab_size else [vocab_size]
     timers = {
@@ -78,12 +80,12 @@ def _time_with(timer: RoundTimer, model: ModelAdapter, reading: Reading, rows: i
     """Return a timer for drafts that read this, with a head of `rows` rows."""
     if rows == model.spec.vocab_size:
         draft = get_draft_copy(model, reading.weights, reading.experts)
-        return timer.with_draft(draft, GreedySampler())
+        return timer.with_draft(draft, timer.sampler)
     vocabulary = Vocabulary(lowest=rows, tokens="")
     draft_model = make_draft_model(model, replace(reading, vocabulary=vocabulary))
     assert draft_model.new_head is not None
     head = draft_model.new_head()
-    return timer.with_draft(draft_model.restrict(head), HeadRowsSampler(GreedySampler(), head))
+    return timer.with_draft(draft_model.restrict(head), HeadRowsSampler(timer.sampler, head))
 
 
 def _fit_formats(

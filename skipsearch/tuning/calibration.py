@@ -10,6 +10,7 @@ from skipsearch.constraints import compile_constraint
 from skipsearch.core.cost_model import Costs
 from skipsearch.drafters.mtp.shipped import ships_loadable_head
 from skipsearch.drafters.trained.module_files import list_modules, make_reference
+from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.forced_replay import ForcedReplay
@@ -91,7 +92,9 @@ def build_replay_objective(
     )
     _report_short_texts(replay.continuations, on_event)
     on_event(StageStarted("measuring the latency table"))
-    costs = measure_task_costs(model, replay.context_lengths(), progress, on_event, remeasure)
+    costs = measure_task_costs(
+        model, replay.context_lengths(), calibration.sampling, progress, on_event, remeasure
+    )
     return ReplayObjective(replay, costs, shapes, forced=_replay_forced(model, calibration, replay))
 
 
@@ -128,16 +131,17 @@ def _replay_forced(
 def measure_task_costs(
     model: ModelAdapter,
     contexts: list[int],
+    sampling: SamplingParams,
     progress: ProgressCallback,
     on_event: TuneListener,
     remeasure: bool = False,
 ) -> Costs:
     """Return the costs of passes at the middle context length of the calibration text.
 
-    contexts: three lengths, in tokens. Reports a notice if the latency table is unstable or
-    inaccurate.
+    contexts: three lengths, in tokens. sampling: how the task chooses tokens. Reports a notice if
+    the latency table is unstable or inaccurate.
     """
-    table = load_or_measure_latency_table(model, MAX_DRAFT, contexts, progress, remeasure)
+    table = load_or_measure_latency_table(model, MAX_DRAFT, contexts, progress, remeasure, sampling)
     on_event(Notice(f"latency table{' (of an earlier search)' if table.cached else ''}: {table}"))
     if not table.stable:
         on_event(

@@ -6,6 +6,7 @@ calls of the engine.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from statistics import median
 
 import numpy as np
@@ -35,11 +36,12 @@ def time_draft_steps(draft: TrainedDraft, reading: Reading, replay: Replay, cost
     for length in DRAFT_LENGTHS:
         recipe = Recipe((draft.make_spec(DraftPolicy(length), reading),))
         decoders.append(Decoder(replay.model, recipe, module_folders=draft.folders))
+    sampling = asdict(replay.sampling)
     round_s, drafted = ([list[float]() for _ in decoders] for _ in range(2))
     for _ in range(REPEATS):
         for prompt in replay.prompt_ids[:PROMPTS]:
             for i, decoder in enumerate(decoders):
-                stats = decoder.generate(prompt, TOKENS, ignore_eos=True).stats
+                stats = decoder.generate(prompt, TOKENS, ignore_eos=True, **sampling).stats
                 if stats.rounds:
                     round_s[i].append(stats.decode_seconds / stats.rounds)
                     drafted[i].append(stats.drafted / stats.rounds)

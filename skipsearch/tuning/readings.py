@@ -103,7 +103,11 @@ class ReadingSearch:
         if len(self.formats) > 1 or len(self.vocabularies) > 1:
             on_event(StageStarted("measuring drafts that read less"))
             self.costs = measure_format_costs(
-                self.model, context, self.formats, make_progress_callback(on_event)
+                self.model,
+                context,
+                self.formats,
+                make_progress_callback(on_event),
+                base.replay.sampling,
             )
 
     def joint_objective(self, leading: Sequence[Reading]) -> JointObjective:

@@ -121,7 +121,9 @@ class TrainedCandidates:
         model = self.replay.model
         if self._head_costs is None:
             context = self.replay.context_lengths()[1]
-            self._head_costs = measure_format_costs(model, context, [READ_ALL])
+            self._head_costs = measure_format_costs(
+                model, context, [READ_ALL], sampling=self.replay.sampling
+            )
         reading = Reading(vocabulary=vocabulary)
         return price_reading(self.costs, self._head_costs, reading, model.spec.vocab_size)
 

@@ -9,8 +9,9 @@ from helpers.command import run_in_process
 from helpers.profiles import GOLDEN
 
 import skipsearch
-from skipsearch.cli.open_model import defaults_from_profile, find_auto_dtype, resolve_task
+from skipsearch.cli.open_model import find_auto_dtype, resolve_task
 from skipsearch.core import machine
+from skipsearch.decoding.as_measured import defaults_from_profile
 from skipsearch.profile import load_profile, save_profile
 from skipsearch.tasks import load_task, task_name
 

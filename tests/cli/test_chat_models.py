@@ -74,20 +74,13 @@ def test_tune_records_the_template_and_decode_says_how_to_use_it(
     )
 
     request = ("decode", *model, "--profile", profile, "--prompt", "say one", "--max-new-tokens", 4)
-    bare, chat = (
-        run_in_process(capsys, monkeypatch, *request),
-        run_in_process(capsys, monkeypatch, *request, "--chat"),
-    )
-    sentence = (
-        "this profile was made for requests in the chat template: with --chat yours go through it "
-        "too"
-    )
-    assert (bare[0], sentence in bare[2]) == (0, True)
-    assert (chat[0], sentence in chat[2]) == (0, False)
-    assert [json.loads(printed)["prompt_tokens"] for _, printed, _ in (bare, chat)] == [
-        1 + len("say one"),
-        1 + len("user:say one\nai:"),
-    ]
+    prompt_tokens = []
+    for options in ((), ("--chat",), ("--no-chat",)):
+        status, printed, _ = run_in_process(capsys, monkeypatch, *request, *options)
+        assert status == 0
+        prompt_tokens.append(json.loads(printed)["prompt_tokens"])
+    in_template = 1 + len("user:say one\nai:")
+    assert prompt_tokens == [in_template, in_template, 1 + len("say one")]
 
 
 @pytest.mark.usefixtures("made_up_costs")

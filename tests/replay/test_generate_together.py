@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from skipsearch.decoding import Decoder
 from skipsearch.engine.native import to_native
-from skipsearch.engine.sampler import SamplingParams
+from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import ModelError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.loading import placement
 from skipsearch.replay import generate_together, replay_batches
 from skipsearch.replay.generate_together import continue_in_turn, generate_continuations
-from skipsearch.replay.replay_batches import GREEDY
 
 SAMPLED = SamplingParams(0.7, top_p=0.95)
 SAMPLINGS = [GREEDY, SAMPLED, SamplingParams(1.3), SamplingParams(0.9, top_k=5)]

@@ -119,7 +119,7 @@ def test_the_best_recipe_has_a_vocabulary_if_that_is_predicted_to_pay(
     objective = ReplayObjective(replay, COSTS, (*RECIPE_SHAPES["auto"], spec.kind))
     with (
         patch.object(trained_candidates, "list_vocabularies", lambda *_: iter([None, few])),
-        patch.object(trained_candidates, "measure_format_costs", lambda *_: costs),
+        patch.object(trained_candidates, "measure_format_costs", lambda *_, **__: costs),
     ):
         candidates = TrainedCandidates(objective)
         best = candidates.best(draft, after_lookup=False)

@@ -16,6 +16,8 @@ from torch import Tensor
 from skipsearch import engine
 from skipsearch.core.cost_model import Costs, ResumedVerifyCosts
 from skipsearch.core.mask import SkipMask
+from skipsearch.decoding import acceptor
+from skipsearch.engine.sampler import SamplingParams
 from skipsearch.models import adapt
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.timing import latency
@@ -236,6 +238,26 @@ def test_an_engine_that_drafts_in_one_call_is_timed_in_one_call(
     assert measured.costs.verify == pytest.approx((10.5, 10.6, 10.7, 10.8, 10.9))
     assert measured.errors == pytest.approx((0.0,) * 5, abs=1e-6)
     assert _is_plausible(measured)
+
+
+def test_sampled_drafts_are_timed_step_by_step_and_their_passes_draw_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verified: list[tuple[bool, int, tuple[int, ...]]] = []
+
+    def accept_chain(sampler: Any, draft_tokens: Any, q: Any, logits: Any) -> Any:
+        verified.append((sampler.is_greedy, len(draft_tokens), tuple(q.shape) if len(q) else ()))
+        return acceptor.accept_chain(sampler, draft_tokens, q, logits)
+
+    monkeypatch.setattr(latency, "accept_chain", accept_chain)
+    with use_engine("native"):
+        model = tiny_model_and_reference()[0]
+        costs = measure_costs(model, 3, 20, repeats=1, sampling=SamplingParams(0.8, top_k=5))
+    assert costs.call == 0, "the engine's one call for all steps is for greedy drafts"
+    assert {drafted for _, drafted, _ in verified} == {0, 1, 2, 3}
+    for is_greedy, drafted, shape in verified:
+        assert not is_greedy
+        assert shape == ((drafted, model.spec.vocab_size) if drafted else ())
 
 
 @given(bits, st.integers(0, 2 * LAYERS - 1))

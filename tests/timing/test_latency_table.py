@@ -21,6 +21,7 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.drafters.exits import make_exit
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.skip.spec import Skip
+from skipsearch.engine.sampler import SamplingParams
 from skipsearch.profile import load_profile
 from skipsearch.timing import latency_table
 from skipsearch.timing.guard_costs import resolve_drafter_costs
@@ -48,12 +49,17 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     asked: list[tuple[int, int]] = []
 
     def measure(
-        model: Any, max_draft: int, context: int, repeats: int = 3, masks: Any = ()
+        model: Any,
+        max_draft: int,
+        context: int,
+        repeats: int = 3,
+        masks: Any = (),
+        sampling: Any = None,
     ) -> LatencyEntry:
         asked.append((max_draft, context))
         return LatencyEntry(context, made_up(context), 0.01, (0.02,) * len(masks))
 
-    def plain_seconds(model: Any, context: int) -> float:
+    def plain_seconds(model: Any, context: int, sampling: Any = None) -> float:
         asked.append((0, context))
         return made_up(context).verify[0]
 
@@ -100,6 +106,19 @@ def test_it_is_measured_once_for_a_model_and_read_after_that(
     assert len(list(folder.iterdir())) == 1
 
 
+def test_sampling_has_a_table_of_its_own_because_it_takes_longer(
+    measured: list[tuple[int, int]],
+) -> None:
+    model, _ = tiny_model_and_reference()
+    sampling = SamplingParams(0.7, top_k=20)
+    load_or_measure_latency_table(model, 4, [10])
+    assert read_cached_costs(model, sampling) is None
+    assert not load_or_measure_latency_table(model, 4, [10], sampling=sampling).cached
+    assert measured == [(4, 10)] * 2
+    assert load_or_measure_latency_table(model, 4, [10], sampling=sampling).cached
+    assert read_cached_costs(model, sampling) == read_cached_costs(model) == made_up(10)
+
+
 def test_on_a_machine_that_became_slower_it_is_measured_again(
     measured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,12 +127,14 @@ def test_on_a_machine_that_became_slower_it_is_measured_again(
     monkeypatch.setattr(
         latency_table,
         "measure_latency",
-        lambda m, d, context, repeats=3, masks=(): LatencyEntry(
+        lambda m, d, context, repeats=3, masks=(), sampling=None: LatencyEntry(
             context, made_up(context, 1.3), 0.0, (0.0,)
         ),
     )
     monkeypatch.setattr(
-        latency_table, "time_plain_pass", lambda m, context: made_up(context, 1.3).verify[0]
+        latency_table,
+        "time_plain_pass",
+        lambda m, context, sampling=None: made_up(context, 1.3).verify[0],
     )
     again = load_or_measure_latency_table(model, 4, [10])
     assert not again.cached
@@ -279,7 +300,7 @@ def test_one_measured_on_a_busy_machine_is_used_and_not_kept(
     monkeypatch.setattr(
         latency_table,
         "measure_latency",
-        lambda m, d, context, repeats=3, masks=(): LatencyEntry(
+        lambda m, d, context, repeats=3, masks=(), sampling=None: LatencyEntry(
             context, made_up(context), spread if context == 10 else 0.01, (error,) * len(masks)
         ),
     )
@@ -316,7 +337,7 @@ def test_a_doubtful_measurement_does_not_replace_a_sound_one(
         patch.setattr(
             latency_table,
             "measure_latency",
-            lambda m, d, context, repeats=3, masks=(): LatencyEntry(
+            lambda m, d, context, repeats=3, masks=(), sampling=None: LatencyEntry(
                 context, made_up(context, 2), 0.62, (0.0,)
             ),
         )

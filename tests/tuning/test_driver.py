@@ -28,6 +28,7 @@ from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import Trial, TrialState
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.trained.module_weights import save_module
+from skipsearch.engine.sampler import GREEDY
 from skipsearch.errors import DecodeError, ModuleError, SearchError
 from skipsearch.models import ModelAdapter
 from skipsearch.profile import Profile, dump_profile, parse_profile
@@ -739,7 +740,7 @@ def test_a_machine_too_busy_for_predictions_is_named_and_so_are_rough_ones(
     monkeypatch.setattr(calibration, "load_or_measure_latency_table", lambda *_: table)
     events: list[TuneEvent] = []
     costs = calibration.measure_task_costs(
-        small_model(), [10, 20, 30], lambda done, total: None, events.append
+        small_model(), [10, 20, 30], GREEDY, lambda done, total: None, events.append
     )
     assert costs == COSTS
     _, *noted = [event for event in events if isinstance(event, Notice)]
@@ -759,7 +760,9 @@ def test_the_table_is_measured_again_on_request(
 ) -> None:
     asked: list[bool] = []
 
-    def table_costs(model: Any, contexts: Any, progress: Any, listen: Any, fresh: bool) -> Any:
+    def table_costs(
+        model: Any, contexts: Any, sampling: Any, progress: Any, listen: Any, fresh: bool
+    ) -> Any:
         asked.append(fresh)
         return COSTS
 

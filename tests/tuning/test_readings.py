@@ -247,7 +247,7 @@ def test_fewer_experts_make_mlps_cheaper_and_nothing_else() -> None:
 
 
 def test_the_number_of_experts_is_searched() -> None:
-    def measure(model: object, context: int, formats: Sequence[Reading], _: object) -> object:
+    def measure(model: object, context: int, formats: Sequence[Reading], *_: object) -> object:
         return {one: FormatCosts(0.9 / ((one.experts and 4) or 1), 0.1, 0, 0, 0) for one in formats}
 
     with patch.object(readings, "measure_format_costs", measure):

@@ -60,10 +60,14 @@ def join_activations(quantization: str | None, activations: str | None) -> str |
     return name_with_activations(base or GGUF, activations)
 
 
-def is_loadable(quantization: str | None) -> bool:
-    """Return whether loading makes or reads a quantization; others are how weights are stored."""
+def loadable_quantization(quantization: str | None) -> str | None:
+    """Return the quantization if a model can be loaded with it, else None.
+
+    For example, gptq-4bit is None, because only stored weights have it.
+    """
     base, _ = split_activations(quantization, None)
-    return base in QUANTIZATION_NAMES or (base or "").startswith(GGUF)
+    is_loadable = base in QUANTIZATION_NAMES or (base or "").startswith(GGUF)
+    return quantization if is_loadable else None
 
 
 def name_with_activations(name: str, activations: str) -> str:
