@@ -18,7 +18,7 @@ from skipsearch.errors import DecodeError, ModelError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.chat.chat_text import encode_chat, encode_prompt, get_chat_template
 from skipsearch.profile import Profile
-from skipsearch.profile.show import format_speedup
+from skipsearch.profile.show import format_counts, format_speedup
 
 
 class Conversation:
@@ -140,12 +140,20 @@ class Conversation:
             return [*lines, "no answer was read to its end yet"]
         stats, pace = self.last_stats, self.last_stats.seconds_per_token
         words = [
-            f"{stats.tokens} tokens behind a prompt of {stats.prompt_tokens}, of which "
-            f"{stats.cached_tokens} were known",
+            f"{stats.tokens} tokens after a prompt of {stats.prompt_tokens}, of which "
+            f"{stats.cached_tokens} were cached",
             f"first token after {stats.prefill_seconds:.2f} s",
         ]
         if pace:
             words.append(f"then {1 / pace:.0f} tokens/s, τ {stats.tau:.2f}")
         if stats.alpha is not None:
             words.append(f"α {stats.alpha:.2f}")
-        return [*lines, f"last answer: {', '.join(words)}"]
+        kinds = (spec.kind for spec in self.decoder.recipe.drafters)
+        return [
+            *lines,
+            f"last answer: {', '.join(words)}",
+            *(
+                f"{kind}: {format_counts(counts)}"
+                for kind, counts in zip(kinds, stats.by_drafter, strict=False)
+            ),
+        ]

@@ -10,6 +10,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import DrafterStats
 from skipsearch.profile.schema import DrafterCounts, Measurement, Profile
 
 _VERDICTS = {
@@ -94,7 +95,7 @@ def format_speedup(profile: Profile) -> str:
     return profile.measured.speedup.format_with_unit("×") if profile.measured else profile.verdict
 
 
-def format_counts(counts: DrafterCounts) -> str:
+def format_counts(counts: DrafterCounts | DrafterStats) -> str:
     """Return `120 rounds, 480 tokens drafted, 300 accepted (62%), 90 siblings beside them`."""
     share = f" ({counts.accepted / counts.drafted:.0%})" if counts.drafted else ""
     siblings = f", {counts.siblings} siblings beside them" if counts.siblings else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -82,10 +83,11 @@ def test_a_chat_in_a_terminal(terminal: pexpect.spawn, tmp_path: Path) -> None:
     assert first.strip()
     assert "claims" in ask("/stats")
     said = ask("/stats")
-    assert "last answer: 40 tokens behind a prompt of" in said
+    assert "last answer: 40 tokens after a prompt of" in said
     assert "tokens/s, τ" in said
+    assert re.search(r"lookup: \d+ rounds, \d+ tokens drafted, \d+ accepted", said)
     ask(" x = (")
-    assert "of which 0 were known" not in ask("/stats"), "the second turn reuses the first"
+    assert "of which 0 were cached" not in ask("/stats"), "the second turn reuses the first"
     assert "forgotten" in ask("/reset")
     assert "decoding with no profile: plainly" in ask("/profile none")
     assert ask("import os, sys; def main(argv=None):") == first, "plain decoding writes the same"
