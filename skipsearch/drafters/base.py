@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from skipsearch.drafters.lookup.answer_memory import AnswerMemory
     from skipsearch.engine import DraftScores, LayerTap
-    from skipsearch.models.adapter import ModelAdapter
+    from skipsearch.models.adapter import DrawSettings, ModelAdapter
     from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 
@@ -47,6 +47,10 @@ class TokenSampler(Protocol):
     @property
     def is_greedy(self) -> bool:
         """Whether `draw` returns the `n_choices` most likely tokens, without a distribution."""
+
+    @property
+    def draw_settings(self) -> DrawSettings | None:
+        """How `draw` draws a token, if an engine can do the same; None: greedily, or otherwise."""
 
     @property
     def n_choices(self) -> int:

@@ -24,7 +24,7 @@ from skipsearch.drafters.base import (
 from skipsearch.engine import LayerTap
 from skipsearch.engine.draft_model import DraftModel, make_draft_model
 from skipsearch.errors import MaskError
-from skipsearch.models.adapter import DraftScores, ModelAdapter
+from skipsearch.models.adapter import DraftScores, DrawSettings, ModelAdapter
 from skipsearch.models.head_rows import HeadRows
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
@@ -145,6 +145,10 @@ class HeadRowsSampler:
     @property
     def is_greedy(self) -> bool:
         return self.sampler.is_greedy
+
+    @property
+    def draw_settings(self) -> DrawSettings | None:
+        return self.sampler.draw_settings
 
     @property
     def n_choices(self) -> int:

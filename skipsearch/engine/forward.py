@@ -200,13 +200,15 @@ def draft_chain(
 ) -> DraftScores | None:
     """Run several draft steps in one call of the engine.
 
-    Each step reads the token with the highest score of the step before.
+    Each step reads the token of the step before: the one with the highest score, or, if the scorer
+    has `draw_settings`, one that the engine draws.
 
     token: [1, 1], written to the first slot after the committed ones.
     max_tokens: the most steps.
     threshold: the steps end after the first one whose top probability is below it.
-    Returns: scores of N steps: choice [N, n], with the chosen token first, and confidence [N]. None
-    if the engine has no such call, or if each step may be merged with steps of other requests.
+    Returns: scores of N steps: choice [N, n], with the chosen token first, confidence [N], and the
+    distributions probs [N, V] of drawn tokens. None if the engine has no such call, or if each step
+    may be merged with steps of other requests.
     """
     if model.pass_runner is None or (isinstance(cache, RowCache) and not cache.alone):
         return None

@@ -18,7 +18,7 @@ from torch import Tensor
 from skipsearch.core.schema_types import MAX_TEMPERATURE, MAX_TOP_K
 from skipsearch.engine import draws
 from skipsearch.errors import DecodeError
-from skipsearch.models.adapter import DraftScores
+from skipsearch.models.adapter import DraftScores, DrawSettings
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ class GreedySampler:
 
     def __init__(self, n_choices: int = 1):
         self.n_choices, self.key = n_choices, ("greedy", n_choices)
+        self.draw_settings = None
 
     def top(self, n_choices: int) -> GreedySampler:
         return GreedySampler(n_choices)
@@ -131,6 +132,16 @@ class TemperatureSampler:
     def __init__(self, sampling: SamplingParams, generator: torch.Generator):
         self.key, self.n_choices = sampling, 1
         self.generator, self.warpers = generator, sampling.build_warpers()
+
+    @property
+    def draw_settings(self) -> DrawSettings | None:
+        """How one token is drawn; None for several distinct tokens."""
+        sampling = self.key
+        return (
+            DrawSettings(sampling.temperature, sampling.top_p, sampling.top_k, self.generator)
+            if self.n_choices == 1
+            else None
+        )
 
     def warp_to_probs(self, logits: Tensor) -> Tensor:
         """Return the distributions that tokens are drawn from, [N, V] -> [N, V]."""

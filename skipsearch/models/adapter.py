@@ -69,11 +69,30 @@ class DraftScores:
     confidence: Tensor | None = None  # [B] top probability; None: not requested
 
 
+@dataclass(frozen=True)
+class DrawSettings:
+    """How an engine draws the tokens of a draft itself.
+
+    The distribution is softmax(logits / temperature), of which top_k and then top_p keep the most
+    likely tokens. top_p: 1 keeps all. top_k: 0 keeps all. Each token takes one uniform number of
+    the generator.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    generator: torch.Generator
+
+
 class DraftScorer(Protocol):
     """A scorer of logits that makes no random draws.
 
     An engine may therefore capture its work as a part of a pass (engine `graph`).
     """
+
+    @property
+    def draw_settings(self) -> DrawSettings | None:
+        """How tokens are drawn from the scores; None: greedily, or by other rules."""
 
     @property
     def key(self) -> Hashable:

@@ -373,7 +373,7 @@ class RoundTimer:
     def _run_draft(self, mask: SkipMask, steps: int = 1) -> None:
         """Run draft steps. steps: more than 1 only if the engine drafts in one call."""
         if self.drafts_in_one_call:
-            draft_chain(
+            scores = draft_chain(
                 self.draft_model,
                 self.tokens[:, :1],
                 self.cache,
@@ -383,6 +383,8 @@ class RoundTimer:
                 steps,
                 0.0,
             )
+            assert scores is not None
+            self.draft_probs = None if scores.probs is None else scores.probs[-1:]
             return
         plan = self.planner.plan_chain(self.context, 1)
         scored = draft_step(

@@ -76,10 +76,14 @@ class Dealer:
         return torch.tensor(found, device=scored.probs.device), scored.probs
 
     def planted(self) -> ExitStack:
-        """Use this dealer for all random choices of decoding within the context."""
+        """Use this dealer for all random choices of decoding within the context.
+
+        Engines that draw tokens themselves leave them to single steps.
+        """
         stack = ExitStack()
         stack.enter_context(patch.object(draws, "draw_tokens", self.draw_tokens))
         stack.enter_context(patch.object(torch, "rand", self.rand))
+        stack.enter_context(patch.object(TemperatureSampler, "draw_settings", None))
         stack.enter_context(
             patch.object(
                 TemperatureSampler, "draw", lambda picker, scored: self.draw(picker, scored)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from operator import add
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from helpers.drafting import wrap_drafters
 from helpers.table_model import TABLE_LAYERS, TableModel
+from helpers.tiny import FullModel, model_and_reference, tiny_llama, use_engine
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
@@ -22,6 +24,8 @@ from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
 from skipsearch.drafters import Drafter
 from skipsearch.drafters.exits import Exit, make_exit
+from skipsearch.engine.native import NativeAdapter
+from skipsearch.models.adapter import DraftScores, ModelAdapter
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,12 @@ def surprise(drawn: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], fl
     return float(chisquare(observed, wanted_array * (sum(observed) / wanted_array.sum())).pvalue)
 
 
+@cache
+def native_model() -> tuple[ModelAdapter, FullModel]:
+    with use_engine("native"):
+        return model_and_reference(lambda: tiny_llama(layers=2, vocab=5, hidden=16, context=16))
+
+
 TABLE_MASK = SkipMask(TABLE_LAYERS, (0,), (1,))
 FALSE_ALARM = 1e-4
 
@@ -138,3 +148,26 @@ def check_sampling(
     assert abs(sum(expected.values()) - 1) < 1e-9
     assert surprise(drawn, expected) > FALSE_ALARM, warp
     return reduce(add, (r.stats for r in results))
+
+
+def check_sampling_in_one_call() -> DecodeStats:
+    """Check the distribution of samples whose drafts the engine native draws in one call each."""
+    model, full = native_model()
+    lengths, real = list[int](), NativeAdapter._run_sampled_chain
+
+    def draft(self: NativeAdapter, *arguments: Any) -> DraftScores:
+        scores = real(self, *arguments)
+        assert scores.confidence is not None
+        lengths.append(len(scores.confidence))
+        return scores
+
+    with patch.object(NativeAdapter, "_run_sampled_chain", draft):
+        stats = check_sampling(
+            Warp(2.0, top_p=0.95),
+            model=model,
+            mask=SkipMask(2, (1,), (0,)),
+            next_logits=full.next_logits,
+        )
+    assert sum(lengths) == stats.drafted
+    assert max(lengths) > 1
+    return stats

@@ -26,7 +26,14 @@ from skipsearch.engine.sampler import GreedySampler, SamplingParams, Temperature
 from skipsearch.models import adapt
 
 from .checks import assert_partly_accepted
-from .sampling_checks import TABLE_MASK, Warp, check_sampling, exact_distribution, surprise
+from .sampling_checks import (
+    TABLE_MASK,
+    Warp,
+    check_sampling,
+    check_sampling_in_one_call,
+    exact_distribution,
+    surprise,
+)
 
 WARPS = [
     Warp(),
@@ -65,6 +72,11 @@ class CertainSession(DraftSession):
 @pytest.mark.parametrize("warp", [*thorough(*WARPS[:-1]), WARPS[-1]], ids=str)
 def test_sampled_texts_are_distributed_as_the_full_models_own(warp: Warp) -> None:
     assert_partly_accepted(check_sampling(warp))
+
+
+@pytest.mark.xdist_group("native")
+def test_a_draft_that_the_engine_draws_in_one_call_leaves_the_distribution_unchanged() -> None:
+    assert_partly_accepted(check_sampling_in_one_call())
 
 
 @pytest.mark.thorough

@@ -35,7 +35,7 @@ from skipsearch.engine import RowCache, SharedCache, draft_chain, draft_step, fo
 from skipsearch.engine.engines import wrap_engine
 from skipsearch.engine.native import NativeAdapter, structs
 from skipsearch.engine.native.build import NativeLibrary
-from skipsearch.engine.sampler import GreedySampler, SamplingParams, TemperatureSampler
+from skipsearch.engine.sampler import GreedySampler
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import fuse_model
@@ -179,7 +179,6 @@ def test_what_one_call_cannot_do_is_left_to_steps() -> None:
     assert drafted(max_tokens=CAPACITY - 8) is None, (
         "past the end of the cache the step that needs it says so"
     )
-    assert drafted(sampler=TemperatureSampler(SamplingParams(1.0), torch.Generator())) is None
     assert drafted(native("gemma3_text")) is None, "its logits go through a soft cap"
     assert drafted(native("llama").fused_model) is None
     row = RowCache(

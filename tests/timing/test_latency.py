@@ -240,8 +240,9 @@ def test_an_engine_that_drafts_in_one_call_is_timed_in_one_call(
     assert _is_plausible(measured)
 
 
-def test_sampled_drafts_are_timed_step_by_step_and_their_passes_draw_tokens(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("engine", ["hf", "native"])
+def test_passes_of_a_task_that_samples_draw_tokens(
+    engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verified: list[tuple[bool, int, tuple[int, ...]]] = []
 
@@ -250,10 +251,9 @@ def test_sampled_drafts_are_timed_step_by_step_and_their_passes_draw_tokens(
         return acceptor.accept_chain(sampler, draft_tokens, q, logits)
 
     monkeypatch.setattr(latency, "accept_chain", accept_chain)
-    with use_engine("native"):
+    with use_engine(engine):
         model = tiny_model_and_reference()[0]
-        costs = measure_costs(model, 3, 20, repeats=1, sampling=SamplingParams(0.8, top_k=5))
-    assert costs.call == 0, "the engine's one call for all steps is for greedy drafts"
+        measure_costs(model, 3, 20, repeats=1, sampling=SamplingParams(0.8, top_k=5))
     assert {drafted for _, drafted, _ in verified} == {0, 1, 2, 3}
     for is_greedy, drafted, shape in verified:
         assert not is_greedy

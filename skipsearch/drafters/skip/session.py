@@ -159,12 +159,12 @@ class SkipSession(DraftSession):
 
 
 def build_chain_draft(scores: DraftScores, siblings: SiblingRule | None) -> Draft:
-    """Return the draft of the greedy steps that one call of the engine made."""
+    """Return the draft of the steps that one call of the engine made."""
     assert scores.choice is not None
     n_siblings = list[int]()
     if siblings is not None and scores.confidence is not None:
         n_siblings = [siblings.count_for(c) for c in scores.confidence.tolist()]
-    return build_draft(scores.choice, None, n_siblings)
+    return build_draft(scores.choice, scores.probs, n_siblings)
 
 
 def build_draft(ranked_tokens: Tensor, probs: Tensor | None, n_siblings: Sequence[int]) -> Draft:

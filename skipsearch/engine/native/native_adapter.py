@@ -22,7 +22,7 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.engine.native import structs
 from skipsearch.engine.native.build import NativeLibrary
 from skipsearch.engine.native.model_struct import build_model_struct
-from skipsearch.models.adapter import DraftScorer, DraftScores, PassRunner
+from skipsearch.models.adapter import DraftScorer, DraftScores, DrawSettings, PassRunner
 from skipsearch.models.experts import is_recording_fused, note_fused_experts
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
@@ -127,9 +127,10 @@ class NativeAdapter:
         max_tokens: int,
         threshold: float,
     ) -> DraftScores | None:
-        """Run greedy draft steps in one call, if the kernels can read the embedding.
+        """Run draft steps in one call, if the kernels can read the embedding.
 
-        Siblings are chosen afterwards from the logits of all steps.
+        Siblings of a greedy draft are chosen afterwards from the logits of all steps. A sampled
+        draft with siblings is left to single steps.
         """
         if len(token) > 1 or cache.length + max_tokens > planner.capacity:
             return None
@@ -143,7 +144,7 @@ class NativeAdapter:
     def can_run_chain(self, plan: PassPlan, scorer: DraftScorer) -> bool:
         """Return whether `run_chain` can draft after a pass with this plan."""
         return bool(
-            scorer.is_greedy
+            (scorer.is_greedy or scorer.draw_settings is not None)
             and self.model_struct.embed_scale
             and not self.fused_model.logit_steps
             and plan.is_chain  # not a planner that gives a mask of slots
@@ -152,12 +153,16 @@ class NativeAdapter:
     def run_chain(
         self, args: structs.PassArgs, scorer: DraftScorer, max_tokens: int, threshold: float
     ) -> DraftScores:
-        """Run greedy draft steps in one call; return their scores as `engine.draft_chain` does.
+        """Run draft steps in one call; return their scores as `engine.draft_chain` does.
 
         args: of the first pass. The cache has slots for all steps.
         """
         choice = torch.empty(max_tokens, 1, dtype=torch.long)
         confidence = torch.empty(max_tokens)
+        if scorer.draw_settings is not None:
+            return self._run_sampled_chain(
+                args, scorer.draw_settings, choice, confidence, threshold
+            )
         n_siblings = min(scorer.n_choices, self.n_logits) - 1
         logits = (
             torch.empty(max_tokens, self.n_logits, dtype=self.spec.dtype) if n_siblings else None
@@ -175,6 +180,44 @@ class NativeAdapter:
                 siblings = self._head_rows.token_ids[siblings]
             choice = torch.cat([choice, siblings], dim=1)
         return DraftScores(choice=choice, confidence=confidence)
+
+    def _run_sampled_chain(
+        self,
+        args: structs.PassArgs,
+        settings: DrawSettings,
+        choice: Tensor,
+        confidence: Tensor,
+        threshold: float,
+    ) -> DraftScores:
+        """Run sampled draft steps in one call, as `run_chain` does. choice: [N, 1]."""
+        max_tokens, dtype = len(choice), self.spec.dtype
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        logits = torch.empty(self.n_logits, dtype=dtype)
+        probs = torch.empty(max_tokens, self.n_logits, dtype=wide)
+        state = settings.generator.get_state() if threshold > 0 else None
+        uniforms = torch.rand(max_tokens, generator=settings.generator, dtype=torch.float64)
+        sampling = structs.SamplingStruct(
+            settings.temperature,
+            settings.top_p,
+            settings.top_k,
+            uniforms.data_ptr(),
+            probs.data_ptr(),
+        )
+        args.choice = choice.data_ptr()
+        args.confidence = confidence.data_ptr()
+        args.logits = logits.data_ptr()
+        args.last_only = 1
+        args.sampling = ctypes.pointer(sampling)
+        n_steps = self.library.run_draft_chain(self.model_struct, args, max_tokens, threshold)
+        if n_steps < max_tokens and state is not None:
+            # A seed gives the tokens that it gives in single steps: put unused numbers back.
+            settings.generator.set_state(state)
+            torch.rand(n_steps, generator=settings.generator, dtype=torch.float64)
+        probs = probs[:n_steps]
+        if self._head_rows is not None:
+            rows, probs = probs, probs.new_zeros(n_steps, self.spec.vocab_size)
+            probs[:, self._head_rows.token_ids] = rows
+        return DraftScores(choice[:n_steps], probs, confidence[:n_steps])
 
     def run_layers(
         self,

@@ -96,6 +96,16 @@ class InputMixStruct(ctypes.Structure):
     )
 
 
+class SamplingStruct(ctypes.Structure):
+    _fields_ = (
+        ("temperature", c_double),
+        ("top_p", c_double),
+        ("top_k", c_int64),
+        ("uniforms", c_void_p),
+        ("probs", c_void_p),
+    )
+
+
 class PassArgs(ctypes.Structure):
     keepalive: list[Any]  # owners of the memory that the pointers point to
 
@@ -125,6 +135,7 @@ class PassArgs(ctypes.Structure):
         ("head_tokens", c_void_p),
         ("mix", POINTER(InputMixStruct)),
         ("chosen_experts", c_void_p),
+        ("sampling", POINTER(SamplingStruct)),
     )
 
 

@@ -86,6 +86,16 @@ struct InputMix {
     Matrix projection;             // [hidden_size, 2 * hidden_size]
 };
 
+// How a draft draws its tokens: from softmax(logits / temperature), of which top_k and then top_p
+// keep the most likely tokens.
+struct Sampling {
+    double temperature, top_p;     // top_p: 1: all tokens
+    int64_t top_k;                 // 0: all tokens
+    const double *uniforms;        // [tokens of the draft], each at least 0 and below 1
+    void *probs;                   // [tokens of the draft, outputs of the head], the distributions;
+                                   // float (double for F64)
+};
+
 // One pass over `batch` texts with `rows` tokens each, through layers first_layer to end_layer - 1.
 // A batch stride is the number of elements from one text to the next; 0: all texts share one row.
 struct PassArgs {
@@ -119,6 +129,7 @@ struct PassArgs {
     const InputMix *mix;           // of `tokens` and `hidden`; null: a pass starts from one of them
     int64_t *chosen_experts;       // [layers with experts, batch * rows, experts_per_token], from
                                    // first_layer on; may be null
+    const Sampling *sampling;      // of a draft of several steps; null: it is greedy
 };
 
 // y = x * matrix^T + bias, for arrays in the model's dtype.

@@ -75,6 +75,17 @@ bool run_checked(const Model &model, const PassArgs &args) {
     return true;
 }
 
+// Draws the token of step `step` of a draft from the logits of its pass.
+void draw_token(const Model &model, const PassArgs &args, int64_t step) {
+    const Sampling &sampling = *args.sampling;
+    const int64_t n_rows = (args.head ? args.head : &model.head)->out;
+    const int64_t prob_bytes = n_rows * (model.dtype == F64 ? 8 : 4);
+    const int64_t row = get_kernels(model.dtype).draw_row(
+        {&sampling, sampling.uniforms[step], args.logits, n_rows,
+         (char *)sampling.probs + step * prob_bytes, args.confidence});
+    *args.choice = args.head ? args.head_tokens[row] : row;
+}
+
 }  // namespace
 
 #define EXPORT __attribute__((visibility("default")))
@@ -96,11 +107,12 @@ EXPORT int skipsearch_run_pass(const Model *model, const PassArgs *args) {
     }
 }
 
-// Drafts greedily in at most `max_tokens` passes. The first pass is `first`, whose last row drafts.
-// Each later pass has one row: the token that the previous pass chose, at the next position and
-// slot. A mix gets the token and `hidden_out` of the previous pass. The draft ends after the first
-// token whose confidence is below `threshold`. `first` points to choice [max_tokens], confidence
-// [max_tokens], and logits [max_tokens, outputs of the head], which may be null.
+// Drafts in at most `max_tokens` passes, greedily or as `sampling` says. The first pass is `first`,
+// whose last row drafts. Each later pass has one row: the token that the previous pass chose, at
+// the next position and slot. A mix gets the token and `hidden_out` of the previous pass. The draft
+// ends after the first token whose confidence is below `threshold`. `first` points to choice
+// [max_tokens] and confidence [max_tokens]. Its logits are [max_tokens, outputs of the head] or
+// null for a greedy draft, and [outputs of the head] for a sampled one, whose steps overwrite them.
 EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64_t max_tokens,
                                 double threshold) {
     try {
@@ -112,6 +124,7 @@ EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64
         int64_t position = args.positions[last], slot = args.slots[last], count = 0;
         while (count < max_tokens) {
             if (!run_checked(*model, args)) return -2;
+            if (args.sampling) draw_token(*model, args, count);
             ++count;
             if (double(*args.confidence) < threshold) break;
             if (args.mix && count == 1)
@@ -119,7 +132,7 @@ EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64
             args.rows = 1, args.positions = &position, args.slots = &slot;
             args.hidden = args.mix ? args.hidden_out : nullptr;
             args.tokens = args.choice++, ++args.confidence, ++position, ++slot, ++args.n_keys;
-            if (args.logits) args.logits = (char *)args.logits + logits_bytes;
+            if (args.logits && !args.sampling) args.logits = (char *)args.logits + logits_bytes;
         }
         return int(count);
     } catch (const std::bad_alloc &) {

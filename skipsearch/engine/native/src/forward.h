@@ -415,6 +415,7 @@ template <class T> class ForwardPass {
         const Matrix &head = args.head ? *args.head : model.head;
         const int64_t step = args.last_only ? args.rows : 1;   // every step-th row gets logits
         const int64_t count = total_rows / step;
+        const bool chooses = args.choice && !args.sampling;   // else the caller draws a token
         ArgmaxAcc<A> *thread_argmaxes = argmaxes + ctx.thread * args.batch;
         for (int64_t b = 0; b < args.batch; ++b) thread_argmaxes[b] = {};
         Input<T> *x = scratches[ctx.thread].x;
@@ -431,13 +432,13 @@ template <class T> class ForwardPass {
                     if (args.logits)
                         store_as<T>((T *)args.logits + (r + i) * head.out + n * PANEL_ROWS,
                                     sums + i * PANEL_ROWS, width);
-                    if (args.choice && (r + i + 1) * step % args.rows == 0)
+                    if (chooses && (r + i + 1) * step % args.rows == 0)
                         thread_argmaxes[(r + i) * step / args.rows].template update<T>(
                             sums + i * PANEL_ROWS, n * PANEL_ROWS, width);
                 }
             });
         }
-        if (!args.choice) return;
+        if (!chooses) return;
         ctx.barrier.wait();
         for (int64_t b = 0; ctx.thread == 0 && b < args.batch; ++b) {
             ArgmaxAcc<A> argmax = argmaxes[b];

@@ -1,6 +1,7 @@
 // The kernels of one dtype, SS_TYPE (float, double or bf16), for the instruction set that the
 // compiler's flags choose.
 #include "forward.h"
+#include "sampling.h"
 
 namespace {
 
@@ -82,4 +83,4 @@ template <class T> void read_rows(const ReadRowsArgs &args) {
 #define KERNELS_OF_EXPANDED(type) kernels_##type
 extern const Kernels KERNELS_OF(SS_TYPE);
 const Kernels KERNELS_OF(SS_TYPE) = {run_pass<SS_TYPE>, run_product<SS_TYPE>,
-                                         read_rows<SS_TYPE>};
+                                         read_rows<SS_TYPE>, draw_row<SS_TYPE>};
