@@ -64,8 +64,9 @@ class ModelSpec:
 class DraftScores:
     """The scores from which the next token of each text is chosen: a choice, or a distribution."""
 
-    choice: Tensor | None = None  # [B, n] ids of the n most likely tokens, best first (greedy)
-    probs: Tensor | None = None  # [B, V] distribution to draw from; None: greedy
+    # [B, n] ids of the n most likely tokens, best first; or drawn tokens, if an engine drew them
+    choice: Tensor | None = None
+    probs: Tensor | None = None  # [B, V] distribution to draw from, or drawn from; None: greedy
     confidence: Tensor | None = None  # [B] top probability; None: not requested
 
 

@@ -31,7 +31,7 @@ from skipsearch.timing.latency import (
 N_CHECKED_MASKS = 20
 SIDE_CONTEXT_REPEATS = 1
 # Version of the measurement. If it changes, cached tables are measured again.
-FORMAT = "experts"
+FORMAT = "sampled drafts"
 MAX_MEDIAN_ERROR = 0.1  # relative error of a draft step
 MAX_SPEED_CHANGE = 0.2  # relative, of a plain pass; else a cached table is stale
 # Quartile range of a plain pass over its median. With more noise, a change of speed is not

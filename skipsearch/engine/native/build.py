@@ -133,7 +133,7 @@ class NativeLibrary:
     def run_draft_chain(
         self, model: structs.ModelStruct, args: structs.PassArgs, max_tokens: int, threshold: float
     ) -> int:
-        """Run greedy passes of one token each, starting with the token in `args`.
+        """Run passes of one token each, starting with the token in `args`, as `args.sampling` says.
 
         Returns the number of passes. Raises: as `run_pass`.
         """

@@ -85,7 +85,7 @@ class NativeHeadRunner:
         max_tokens: int,
         threshold: float,
     ) -> DraftScores | None:
-        """Run the rows of committed tokens, and then greedy draft steps, in one call.
+        """Run the rows of committed tokens, and then draft steps, in one call.
 
         adapter: that of this head, or the same with fewer rows of the head. hidden: [1, R, H].
         tokens: [1, R], each after its hidden state. Other arguments and the result are as for
