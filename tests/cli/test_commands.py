@@ -667,7 +667,7 @@ def test_a_folder_of_compiled_code_that_is_not_trusted_is_one_sentence(capsys, m
         )
         raise ModelError("enough")
 
-    monkeypatch.setattr(engine, "load_model", load)
+    monkeypatch.setattr(engine, "load_for_switching", load)
     code, _, shown = run_in_process(
         capsys, monkeypatch, "decode", "--model", "demo", "--prompt", "x"
     )

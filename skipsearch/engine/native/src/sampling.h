@@ -8,7 +8,7 @@
 
 namespace {
 
-// Calls run(vector, index, lanes) for each vector of values [n], the last one filled up with `rest`.
+// Calls run(vector, index, lanes) for each vector of values [n]. `rest` fills up the last one.
 template <class T, class Run>
 inline void for_each_vector(const T *values, int64_t n, T rest, Run run) {
     int64_t i = 0;
