@@ -8,13 +8,15 @@ from helpers.modules import module_folder, small_mtp
 from helpers.tiny import tiny_model_and_reference, use_engine
 
 from skipsearch.core.reading import BITS_OF_WEIGHTS
+from skipsearch.drafters.base import TokenSampler
 from skipsearch.drafters.mtp.weights import TrainedHead, load_draft_head
 from skipsearch.engine import no_grad
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.engine.native.blocks import round_weight
 from skipsearch.engine.native.draft_head import NativeHeadRunner
-from skipsearch.engine.sampler import GreedySampler
+from skipsearch.engine.sampler import GREEDY, SamplingParams, make_sampler
 from skipsearch.errors import ModelError
+from skipsearch.models.adapter import DraftScores
 from skipsearch.models.kv_cache import Planner
 
 pytestmark = pytest.mark.xdist_group("native")
@@ -53,38 +55,50 @@ def test_it_computes_what_other_engines_compute() -> None:
 
 
 @no_grad
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(1.2, top_k=9)], ids=str)
 @pytest.mark.parametrize("weights", ["stored", "int8", "int4"])
-def test_a_chain_in_one_call_is_the_chain_of_single_steps(weights: str) -> None:
+def test_a_chain_in_one_call_is_the_chain_of_single_steps(
+    weights: str, sampling: SamplingParams
+) -> None:
     head = head_on("native").rounded(weights)  # type: ignore[arg-type]
     hidden, tokens = text_of(head)
-    planner, scorer = Planner(64, hidden.device), GreedySampler()
-    plan = planner.plan_chain(0, ROWS)
-    assert head.runner is not None
-    scores = head.runner.run_chain(
-        head.adapter, hidden, tokens, head.new_cache(64), plan, scorer, STEPS, 0.0
-    )
-    assert scores is not None
-    assert scores.choice is not None
-    cache, chosen = head.new_cache(64), list[int]()
-    states = head.run(hidden, tokens, cache, plan)[:, -1:]
-    for step in range(STEPS):
-        token = head.compute_logits(head.adapter, states)[0, -1].argmax()
-        chosen.append(int(token))
-        plan = planner.plan_chain(ROWS + step, 1)
-        states = head.run(states, token[None, None], cache, plan)
-    assert scores.choice[:, 0].tolist() == chosen
-    assert scores.confidence is not None
-    for n, sure in enumerate(scores.confidence.tolist(), 1):
-        above = torch.tensor(sure).nextafter(torch.tensor(2.0)).item()
-        plan = planner.plan_chain(0, ROWS)
-        cache = head.new_cache(64)
-        ended = head.runner.run_chain(
-            head.adapter, hidden, tokens, cache, plan, scorer, STEPS, above
+    planner, runner = Planner(64, hidden.device), head.runner
+
+    def new_sampler() -> TokenSampler:
+        return make_sampler(sampling, torch.Generator().manual_seed(3))
+
+    def run_chain(threshold: float) -> DraftScores:
+        assert runner is not None
+        cache, plan = head.new_cache(64), planner.plan_chain(0, ROWS)
+        scores = runner.run_chain(
+            head.adapter, hidden, tokens, cache, plan, new_sampler(), STEPS, threshold
         )
-        assert ended is not None
+        assert scores is not None
+        return scores
+
+    scores, sampler = run_chain(0.0), new_sampler()
+    cache, chosen, distributions = head.new_cache(64), list[int](), list[torch.Tensor]()
+    states = head.run(hidden, tokens, cache, planner.plan_chain(0, ROWS))[:, -1:]
+    for step in range(STEPS):
+        token, probs = sampler.draw(
+            sampler.score(head.compute_logits(head.adapter, states)[:, -1], True)
+        )
+        chosen.append(int(token))
+        distributions += [] if probs is None else [probs]
+        states = head.run(states, token, cache, planner.plan_chain(ROWS + step, 1))
+    assert scores.choice is not None
+    assert scores.choice[:, 0].tolist() == chosen
+    assert (scores.probs is None) == sampling.is_greedy
+    if scores.probs is not None:
+        torch.testing.assert_close(scores.probs, torch.cat(distributions), rtol=1e-4, atol=1e-6)
+    assert scores.confidence is not None
+    confidences = scores.confidence.tolist()
+    for sure in confidences:
+        above = torch.tensor(sure).nextafter(torch.tensor(2.0)).item()
+        ended = run_chain(above)
         assert ended.choice is not None
-        first_unsure = next(i for i, c in enumerate(scores.confidence.tolist(), 1) if c < above)
-        assert ended.choice[:, 0].tolist() == chosen[:first_unsure], n
+        first_unsure = next(i for i, c in enumerate(confidences, 1) if c < above)
+        assert ended.choice[:, 0].tolist() == chosen[:first_unsure]
 
 
 @pytest.mark.parametrize("weights", ["int8", "int5"])
