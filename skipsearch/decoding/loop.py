@@ -196,7 +196,8 @@ class DecodeLoop:
         prompt, sampling, device = prepared.prompt_ids, prepared.sampling, self.model.spec.device
         started = self._read_clock()
         generator = torch.Generator(device).manual_seed(prepared.seed)
-        sampler = make_sampler(sampling, generator)
+        # An exact request has the same tokens alone and in a batch, which drafts step by step.
+        sampler = make_sampler(sampling, generator, engine_draws=not self.exact)
         n_cached = cache.length  # prompt tokens whose K/V is cached
         rows = torch.tensor([list(prompt)], device=device)
         ctx = DecodeContext(

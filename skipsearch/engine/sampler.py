@@ -85,10 +85,15 @@ GREEDY = SamplingParams()
 
 
 def make_sampler(
-    sampling: SamplingParams, generator: torch.Generator
+    sampling: SamplingParams, generator: torch.Generator, engine_draws: bool = True
 ) -> GreedySampler | TemperatureSampler:
-    """Return the sampler of a request. generator: draws the tokens, unless decoding is greedy."""
-    return GreedySampler() if sampling.is_greedy else TemperatureSampler(sampling, generator)
+    """Return the sampler of a request. generator: draws the tokens, unless decoding is greedy.
+
+    engine_draws: as for `TemperatureSampler`.
+    """
+    if sampling.is_greedy:
+        return GreedySampler()
+    return TemperatureSampler(sampling, generator, engine_draws)
 
 
 class GreedySampler:
@@ -125,23 +130,27 @@ class GreedySampler:
 
 
 class TemperatureSampler:
-    """A sampler that draws from the warped distribution with a generator of its own."""
+    """A sampler that draws from the warped distribution with a generator of its own.
+
+    engine_draws: whether an engine may draw the tokens of a draft itself. It draws from the same
+    distribution up to rounding, so about one token in a million is another one.
+    """
 
     is_greedy = False
 
-    def __init__(self, sampling: SamplingParams, generator: torch.Generator):
-        self.key, self.n_choices = sampling, 1
+    def __init__(
+        self, sampling: SamplingParams, generator: torch.Generator, engine_draws: bool = True
+    ):
+        self.key, self.n_choices, self.engine_draws = sampling, 1, engine_draws
         self.generator, self.warpers = generator, sampling.build_warpers()
 
     @property
     def draw_settings(self) -> DrawSettings | None:
-        """How one token is drawn; None for several distinct tokens."""
+        """How an engine draws one token; None if it may not, or for several distinct tokens."""
+        if not self.engine_draws or self.n_choices > 1:
+            return None
         sampling = self.key
-        return (
-            DrawSettings(sampling.temperature, sampling.top_p, sampling.top_k, self.generator)
-            if self.n_choices == 1
-            else None
-        )
+        return DrawSettings(sampling.temperature, sampling.top_p, sampling.top_k, self.generator)
 
     def warp_to_probs(self, logits: Tensor) -> Tensor:
         """Return the distributions that tokens are drawn from, [N, V] -> [N, V]."""

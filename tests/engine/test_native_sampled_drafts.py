@@ -152,11 +152,11 @@ def test_logits_that_are_not_finite_draw_any_token(bad: float) -> None:
 
 
 @no_grad
-def test_siblings_that_are_drawn_are_left_to_single_steps() -> None:
+def test_siblings_and_what_the_engine_may_not_draw_are_left_to_single_steps() -> None:
     model = native("llama")
     sampler = seeded(SamplingParams(1.0), 0)
-    for n_choices, in_one_call in ((1, True), (2, False)):
-        chosen = sampler.top(n_choices)
+    exact = TemperatureSampler(SamplingParams(1.0), torch.Generator(), engine_draws=False)
+    for chosen, in_one_call in ((sampler, True), (sampler.top(2), False), (exact, False)):
         scores = draft_chain(model, *prefilled(model, 9), NO_MASK, chosen, 4, 0.0)
         assert (scores is not None) == in_one_call
     token, cache, planner = prefilled(model, 9)
