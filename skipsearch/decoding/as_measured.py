@@ -6,6 +6,7 @@ from pathlib import Path
 
 from skipsearch.core.machine import describe_machine
 from skipsearch.decoding.decoder import Decoder
+from skipsearch.decoding.validation import profile_type_error
 from skipsearch.engine import load_for_switching, pick_fastest, switch_engine
 from skipsearch.models.loading.placement import pick_device
 from skipsearch.models.loading.quantize import loadable_quantization
@@ -30,6 +31,8 @@ def load_decoder(
     profile names. exact: as `Decoder` takes it.
     Raises: ProfileError, ModelError; as `Decoder`.
     """
+    if not isinstance(profile, Profile | str | Path):
+        raise profile_type_error(profile)
     loaded = profile if isinstance(profile, Profile) else load_profile(profile)
     name = model_argument(loaded.model) if model is None else model
     dtype, _, quantization = defaults_from_profile(loaded, device, "auto", None, None)

@@ -69,3 +69,9 @@ def test_a_model_that_is_not_known_here_is_named_by_the_caller(tmp_path: Path) -
     with pytest.raises(ss.ProfileError, match="my-model"):
         ss.load_decoder(profile)
     assert ss.load_decoder(profile, model="demo").model.spec.id == "demo"
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ss.SkipMask(2)], ids=str)
+def test_what_is_no_profile_is_refused(wrong: Any) -> None:
+    with pytest.raises(ss.ProfileError, match="load_profile"):
+        ss.load_decoder(wrong)
