@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +25,9 @@ from skipsearch.cli.options import (
     select_engine,
     warn,
 )
+
+if TYPE_CHECKING:
+    from skipsearch.tasks import Task
 
 
 def tune(
@@ -47,6 +51,20 @@ def tune(
             "such as chat does so without this option.",
         ),
     ] = False,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Tune for requests that are sampled at this temperature; 0 is greedy. Default: "
+            "the task's own, 0 for a .jsonl."
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Tune for requests with this top-p. Default: the task's own."),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Tune for requests with this top-k. Default: the task's own.")
+    ] = None,
     drafters: Annotated[
         str,
         typer.Option(
@@ -181,7 +199,7 @@ def tune(
     parse_duration(budget)
     unskippable = parse_sublayers(never_skip)
     memory_limit = parse_draft_memory(draft_memory)
-    chosen = load_task(task, data=data, chat=chat)
+    chosen = _with_sampling(load_task(task, data=data, chat=chat), temperature, top_p, top_k)
     warn([*chosen.notes])
 
     def writable(target: Path) -> str:
@@ -249,6 +267,22 @@ def tune(
         print_json({"file": str(target), "profile": to_plain_data(profile)})
     else:
         view.print_summary(console, profile, target)
+
+
+def _with_sampling(
+    task: Task, temperature: float | None, top_p: float | None, top_k: int | None
+) -> Task:
+    """Return the task with the options that the user gave. Raises: DecodeError; BadParameter."""
+    from skipsearch.engine.sampler import SamplingParams
+
+    options = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    given = {name: value for name, value in options.items() if value is not None}
+    sampling = SamplingParams(**task.sampling.model_dump() | given)  # checks the values
+    require_usage(
+        not given.keys() - {"temperature"} or not sampling.is_greedy,
+        "--top-p and --top-k choose among tokens to sample: give --temperature, too",
+    )
+    return replace(task, sampling=task.sampling.model_copy(update=given))
 
 
 @contextmanager

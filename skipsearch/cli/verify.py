@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,6 +88,9 @@ def verify(
         "this profile is for any task: say with --task on which one to measure it",
     )
     chosen = load_task(resolve_task(profile, task), chat=profile.task.is_chat)
+    if chosen.name == profile.task.name:  # `tune --temperature` may have changed the task's own
+        made = profile.task.sampling.model_dump()
+        chosen = replace(chosen, sampling=chosen.sampling.model_copy(update=made))
     warn([*chosen.notes])
     adapter = load_model_and_engine(
         model or profile_model_argument(profile),

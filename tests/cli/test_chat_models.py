@@ -108,6 +108,38 @@ def test_a_file_of_requests_goes_through_the_template_with_an_option(
     assert "another chat template" not in printed + said
 
 
+@pytest.mark.usefixtures("made_up_costs")
+def test_a_file_is_tuned_and_verified_for_sampled_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path / "chatty", CHAT_TEMPLATE)
+    write_task(tmp_path)
+    task = ("--model", tmp_path / "chatty", "--dtype", "float64", "--task", tmp_path / "rows.jsonl")
+    out = tmp_path / "profile.yaml"
+    tune = ("tune", *task, "--chat", "--searcher", "middle", "--trials", 2, "--out", out)
+    status, _, said = run_in_process(
+        capsys, monkeypatch, *tune, "--temperature", 0.8, "--top-p", 0.9
+    )
+    assert status == 0, said
+    profile = load_profile(out)
+    sampling = profile.task.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.8, 0.9, 0)
+    assert profile.measured is not None
+    assert profile.measured.lossless.prompts == 0, "samples are not compared"
+    verify = ("profile", "verify", out, *task, "--json")
+    status, printed, said = run_in_process(capsys, monkeypatch, *verify)
+    assert "temperature" not in " ".join(json.loads(printed)["differences"])
+    assert json.loads(printed)["here"]["task"]["sampling"]["temperature"] == 0.8
+    for wrong, sentence in (
+        (("--top-p", 0.9), "give --temperature, too"),
+        (("--temperature", -1), "temperature is -1.0; it is a number that lies in"),
+        (("--temperature", 1, "--top-k", -1), "top_k is -1; it is a whole number"),
+    ):
+        status, _, said = run_in_process(capsys, monkeypatch, *tune, *wrong)
+        assert status != 0
+        assert sentence in said
+
+
 @pytest.mark.parametrize(("revision", "expected"), [(None, "org/tiny"), ("v1", "org/tiny@v1")])
 def test_a_profile_names_its_model_with_the_revision_it_was_made_for(
     revision: str | None, expected: str
