@@ -1,6 +1,6 @@
 """Choose a token from logits, for both draft and full model.
 
-Transformers' own warpers apply temperature, top-k and top-p, in this order, to the logits of the
+Temperature, top-k and top-p are applied in this order, as in transformers, to the logits of the
 draft and of the full model. The softmax of the results is q and p.
 """
 
@@ -60,14 +60,14 @@ class SamplingParams:
         The result is a plain list, because transformers' list class inspects signatures at every
         call, which takes longer than warping.
         """
-        from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+        from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 
         if self.is_greedy:
             return []
         return [
             TemperatureLogitsWarper(float(self.temperature)),
             *([TopKLogitsWarper(int(self.top_k))] if self.top_k else []),
-            *([TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []),
+            *([TopPWarper(self.top_p)] if self.top_p < 1 else []),
         ]
 
 
@@ -79,6 +79,44 @@ def is_real(value: Any) -> bool:
 def is_integral(value: Any) -> bool:
     """Return whether a value is a whole number. True for 3 and 3.0; False for True, 2.5 and "3"."""
     return isinstance(value, Real) and not isinstance(value, bool) and bool(value % 1 == 0)
+
+
+class TopPWarper:
+    """Keeps the fewest likeliest tokens that together have a probability of at least top_p.
+
+    This is transformers' `TopPLogitsWarper`, which sorts all tokens; on a CPU that takes
+    milliseconds a row, so only as many as needed are sorted here. Of tokens that tie for the last
+    places, the first ones are kept.
+    """
+
+    FIRST_COUNT = 64  # tokens that are sorted at first
+    GROWTH = 8  # factor by which more are sorted while these have too little probability
+
+    def __init__(self, top_p: float):
+        self.top_p = top_p
+
+    def __call__(self, input_ids: Any, logits: Tensor) -> Tensor:
+        """Return logits [..., V] in which all other tokens have -inf."""
+        if logits.device.type != "cpu":
+            from transformers import TopPLogitsWarper
+
+            warped: Tensor = TopPLogitsWarper(self.top_p)(input_ids, logits)
+            return warped
+        probs, vocab_size = logits.softmax(dim=-1), logits.shape[-1]
+        count = min(self.FIRST_COUNT, vocab_size)
+        while True:
+            largest = probs.topk(count).values.double()  # sorted
+            n_kept = (largest.cumsum(dim=-1) - largest < self.top_p).sum(dim=-1, keepdim=True)
+            if count == vocab_size or bool((n_kept < count).all()):
+                break
+            count = min(self.GROWTH * count, vocab_size)
+        last = largest.gather(-1, n_kept.clamp(min=1) - 1).to(probs.dtype)
+        is_kept = probs >= last
+        if bool((is_kept.sum(dim=-1, keepdim=True) > n_kept).any()):
+            is_above, ties = probs > last, probs == last
+            n_ties = n_kept - is_above.sum(dim=-1, keepdim=True)
+            is_kept = is_above | (ties & (ties.cumsum(dim=-1) <= n_ties))
+        return logits.masked_fill(~is_kept, float("-inf"))
 
 
 GREEDY = SamplingParams()

@@ -56,18 +56,18 @@ template <class A> void keep_largest(A *weights, int64_t n, int64_t count) {
 }
 
 // Sets all weights to 0 but the largest ones, of which the last brings their share to at least
-// `share`. total: the sum of the weights.
+// `share`; of equal ones the first are kept. total: the sum of the weights.
 template <class A> void keep_share(A *weights, int64_t n, double total, double share) {
-    std::vector<std::pair<A, int64_t>> heap;   // (weight, index)
+    std::vector<std::pair<A, int64_t>> heap;   // (weight, -index)
     for (int64_t i = 0; i < n; ++i)
-        if (weights[i] > 0) heap.emplace_back(weights[i], i);
+        if (weights[i] > 0) heap.emplace_back(weights[i], -i);
     std::make_heap(heap.begin(), heap.end());
     double kept = 0;
     for (; !heap.empty() && kept < share * total; heap.pop_back()) {
         std::pop_heap(heap.begin(), heap.end());
         kept += double(heap.back().first);
     }
-    for (const auto &[weight, i] : heap) weights[i] = 0;
+    for (const auto &[weight, negative_index] : heap) weights[-negative_index] = 0;
 }
 
 template <class A> double sum_of(const A *weights, int64_t n) {
