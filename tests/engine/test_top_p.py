@@ -27,10 +27,9 @@ def test_it_keeps_what_transformers_keeps(
     n_tokens: int, scale: float, top_p: float, seed: int
 ) -> None:
     random = torch.Generator().manual_seed(seed)
-    logits = scale * torch.randn(2, 3, n_tokens, dtype=torch.float64, generator=random)
-    logits[0, 0, 1:] = -inf  # as top-k leaves them
-    rows = logits.view(6, n_tokens)
-    expected = TopPLogitsWarper(top_p)(None, rows).view_as(logits)  # type: ignore[arg-type]
+    logits = scale * torch.randn(3, n_tokens, dtype=torch.float64, generator=random)
+    logits[0, 1:] = -inf  # as top-k leaves them
+    expected = TopPLogitsWarper(top_p)(None, logits)  # type: ignore[arg-type]
     assert torch.equal(TopPWarper(top_p)(None, logits), expected)
 
 
@@ -40,7 +39,7 @@ def test_of_tokens_that_tie_the_first_are_kept_and_no_more_than_needed(
     row: list[float], top_p: float
 ) -> None:
     logits = torch.tensor(row, dtype=torch.float64)
-    kept = TopPWarper(top_p)(None, logits).isfinite()
+    kept = TopPWarper(top_p)(None, logits[None])[0].isfinite()
     probs = logits.softmax(-1)
     order = sorted(range(len(row)), key=lambda token: (-row[token], token))
     n_kept = int(kept.sum())

@@ -58,9 +58,14 @@ template <class A> void keep_largest(A *weights, int64_t n, int64_t count) {
 // Sets all weights to 0 but the largest ones, of which the last brings their share to at least
 // `share`; of equal ones the first are kept. total: the sum of the weights.
 template <class A> void keep_share(A *weights, int64_t n, double total, double share) {
+    // All weights below `least` have a share of less than 1 - share together; half of it is for
+    // rounding.
+    const A least = A(total * (1 - share) / double(2 * n));
     std::vector<std::pair<A, int64_t>> heap;   // (weight, -index)
-    for (int64_t i = 0; i < n; ++i)
-        if (weights[i] > 0) heap.emplace_back(weights[i], -i);
+    for (int64_t i = 0; i < n; ++i) {
+        if (weights[i] > 0 && weights[i] >= least) heap.emplace_back(weights[i], -i);
+        else weights[i] = 0;
+    }
     std::make_heap(heap.begin(), heap.end());
     double kept = 0;
     for (; !heap.empty() && kept < share * total; heap.pop_back()) {
