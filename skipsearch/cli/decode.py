@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from skipsearch.models import ModelAdapter
     from skipsearch.tasks.rows import Row
 
-    NamedPrompt = tuple[str, str | list[dict[str, str]]]
+    NamedRow = tuple[str, str | Row]
 
 FINISH_NOTES = {
     "eos": "ended by the model",
@@ -212,14 +212,15 @@ def decode(
     if plain is not None:  # warm up both, so that neither is timed with start-up costs
         for either in (decoder, plain):
             either.generate([0, 0], 16, ignore_eos=True)
-    if side_by_side and plain is not None:
+    if side_by_side and plain is not None and prompt is not None:
         kinds = [spec.kind for spec in decoder.recipe.drafters]
-        ids = _encode(adapter, *next(iter(requests)), chat, max_new_tokens)
+        ids = _encode(adapter, "prompt", prompt, chat, max_new_tokens)
         plain_run, drafted_run = record_in_turns([plain, decoder], ids, options)
         show_side_by_side(out, plain_run, drafted_run, kinds)
         return
     differing = 0
-    for name, text in requests:
+    for name, line in requests:
+        text = _read_prompt(line, chat)
         differing += _decode_one(
             adapter, decoder, plain, name, text, chat, options, as_json, titled=prompt is None
         )
@@ -240,8 +241,8 @@ def decode(
         raise typer.Exit(1)
 
 
-def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedPrompt]:
-    """Return (id, text or messages) of every request.
+def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedRow]:
+    """Return (id, text or line) of every request.
 
     A file is read as a whole, so that an invalid line is reported before the model is loaded.
     Standard input is read line by line.
@@ -253,8 +254,11 @@ def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedPr
     from skipsearch.tasks.prompt_rows import parse_messages, prompt_from_row
     from skipsearch.tasks.sources.jsonl import iter_rows, read_rows
 
-    def parse(rows: Iterable[Row]) -> Iterator[NamedPrompt]:
-        return ((row.id, parse_messages(row) or prompt_from_row(row).text) for row in rows)
+    def parse(rows: Iterable[Row]) -> Iterator[NamedRow]:
+        for row in rows:
+            if parse_messages(row) is None:
+                prompt_from_row(row)  # reports an invalid line
+            yield row.id, row
 
     if prompt is not None:
         return [("prompt", prompt)]
@@ -263,6 +267,15 @@ def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedPr
         if prompts is None
         else list(parse(read_rows(prompts)))
     )
+
+
+def _read_prompt(line: str | Row, chat: bool) -> str | list[dict[str, str]]:
+    """Return the text or the messages of a request."""
+    from skipsearch.tasks.prompt_rows import parse_messages, prompt_from_row
+
+    if isinstance(line, str):
+        return line
+    return parse_messages(line) or prompt_from_row(line, chat).text
 
 
 def _encode(

@@ -82,7 +82,7 @@ def is_integral(value: Any) -> bool:
 
 
 class TopPWarper:
-    """Keeps the fewest likeliest tokens that together have a probability of at least top_p.
+    """Keeps the most likely tokens, the fewest that together have a probability of at least top_p.
 
     This is transformers' `TopPLogitsWarper`, which sorts all tokens; on a CPU that takes
     milliseconds a row. All tokens whose probability is below (1 - top_p) / V have less than
@@ -106,8 +106,8 @@ class TopPWarper:
         for row, probs in enumerate(logits.softmax(dim=-1)):
             candidates = (probs >= least).nonzero()[:, 0]
             sorted_probs, order = probs[candidates].double().sort(descending=True, stable=True)
-            kept = candidates[order[sorted_probs.cumsum(dim=0) - sorted_probs < self.top_p]]
-            warped[row, kept] = logits[row, kept]
+            nucleus = candidates[order[sorted_probs.cumsum(dim=0) - sorted_probs < self.top_p]]
+            warped[row, nucleus] = logits[row, nucleus]
         return warped
 
 

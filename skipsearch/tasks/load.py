@@ -72,18 +72,18 @@ def load_task(
     Raises: TaskError, in one sentence, for an unknown name (with the nearest one), an invalid
         manifest, text that cannot be read, or fewer than 2 distinct prompts.
     """
-    task = _load_task(name_or_path, data)
+    task = _load_task(name_or_path, data, chat)
     return replace(task, chat=True) if chat else task
 
 
-def _load_task(name_or_path: str | Path, data: str | Path | None) -> Task:
+def _load_task(name_or_path: str | Path, data: str | Path | None, chat: bool) -> Task:
     if Path(name_or_path).suffix == ".jsonl":
         if data is not None:
             raise TaskError(
                 f"{name_or_path} is data itself; give it a task's name to be read with, or leave "
                 f"{data} out"
             )
-        return _task_from_jsonl(Path(name_or_path))
+        return _task_from_jsonl(Path(name_or_path), chat)
     path = manifest_path(name_or_path)
     manifest = read_manifest(path)
     if data is None:
@@ -182,9 +182,9 @@ def _read_data_rows(data: Path) -> list[Row]:
         ) from error
 
 
-def _task_from_jsonl(path: Path) -> Task:
+def _task_from_jsonl(path: Path, chat: bool) -> Task:
     """Return the task of a .jsonl file that no manifest describes."""
-    prompts = [strip_final_newline(prompt_from_row(row)) for row in jsonl.read_rows(path)]
+    prompts = [strip_final_newline(prompt_from_row(row, chat)) for row in jsonl.read_rows(path)]
     calibration, holdout = split_pool(prompts, JSONL_CALIBRATION, JSONL_HOLDOUT, 0, str(path))
     notes = (
         *shortfall_notes("calibration", calibration, JSONL_CALIBRATION),

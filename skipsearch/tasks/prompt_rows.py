@@ -13,12 +13,13 @@ from skipsearch.tasks.rows import Row, take_first_turn
 from skipsearch.tasks.split import stable_key
 from skipsearch.tasks.task import Prompt
 
-# The shapes of a line that no manifest describes: its columns and their template. The first shape
-# that fits is used.
+# The shapes of a line that no manifest describes: its columns and their template, as text to
+# continue and as a request to a chat model. The first shape that fits is used.
 ROW_SHAPES = {
-    ("prompt",): "{prompt}",  # our own, HumanEval, and the first turn of Spec-Bench
-    ("question", "answer"): "Question: {question}\nAnswer:",  # GSM8K
-    ("article", "highlights"): "Article: {article}\nSummary:",  # CNN/DM
+    # our own, HumanEval, and the first turn of Spec-Bench
+    ("prompt",): ("{prompt}", "{prompt}"),
+    ("question", "answer"): ("Question: {question}\nAnswer:", "{question}"),  # GSM8K
+    ("article", "highlights"): ("Article: {article}\nSummary:", "Summarize:\n{article}"),  # CNN/DM
 }
 
 
@@ -34,14 +35,16 @@ class RenderedRow:
     is_complete: bool
 
 
-def prompt_from_row(row: Row) -> Prompt:
+def prompt_from_row(row: Row, chat: bool = False) -> Prompt:
     """Return the prompt of a line that no manifest describes.
 
+    chat: as a request to a chat model, not as text to continue.
     Raises: TaskError if its columns have no known shape.
     """
     columns = take_first_turn(row.columns)
-    for needed, template in ROW_SHAPES.items():
+    for needed, (text_template, chat_template) in ROW_SHAPES.items():
         if all(name in columns for name in needed):
+            template = chat_template if chat else text_template
             return Prompt(row.id, _render_template(row, template, columns), _read_category(row))
     known = ", ".join("{" + ", ".join(needed) + "}" for needed in ROW_SHAPES)
     raise TaskError(

@@ -108,6 +108,19 @@ def test_a_file_of_requests_goes_through_the_template_with_an_option(
     assert "another chat template" not in printed + said
 
 
+def test_decode_reads_a_published_line_as_a_request_to_a_chat_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tmp_path / "chatty", CHAT_TEMPLATE)
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"question": "how", "answer": "so"}) + "\n")
+    decode = ("decode", "--model", tmp_path / "chatty", "--prompts", lines, "--json")
+    for option, text in (("--chat", "user:how\nai:"), ("--no-chat", "Question: how\nAnswer:")):
+        status, printed, said = run_in_process(capsys, monkeypatch, *decode, option)
+        assert status == 0, said
+        assert json.loads(printed)["prompt_tokens"] == 1 + len(text)
+
+
 @pytest.mark.usefixtures("made_up_costs")
 def test_a_file_is_tuned_and_verified_for_sampled_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,19 @@ def test_published_files_are_understood_as_they_are(
     assert read_prompts(jsonl([row])) == (expected,)
 
 
+def test_with_a_chat_template_published_lines_are_requests(jsonl: Write) -> None:
+    path = jsonl(
+        [
+            {"question": "How many?", "answer": "#### 3"},
+            {"article": "News.", "highlights": "Short."},
+            {"prompt": "Say it."},
+        ]
+    )
+    task = load_task(path, chat=True)
+    texts = {prompt.text for prompt in (*task.calibration, *task.holdout)}
+    assert texts == {"How many?", "Summarize:\nNews.", "Say it."}
+
+
 def test_a_tasks_prompt_ends_on_text_where_a_request_to_decode_stays_as_it_is(jsonl: Write) -> None:
     path = jsonl([{"prompt": f"def f{i}():\r\n\n"} for i in range(2)])
     task = load_task(path)
