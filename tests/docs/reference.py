@@ -80,6 +80,8 @@ def python_names() -> str:
         if not inspect.isclass(value):
             continue
         for method, member in vars(value).items():
+            if isinstance(member, property) and not method.startswith("_"):
+                sections.append(f"```text\n{_property(f'{name}.{method}', member)}\n```\n")
             if method.startswith("_") or not callable(getattr(value, method)):
                 continue
             shown = getattr(value, method) if isinstance(member, classmethod) else member
@@ -108,6 +110,12 @@ def _signature(name: str, value: Any) -> str:
     result = signature.return_annotation
     returns = f" -> {result}" if isinstance(result, str) and not inspect.isclass(value) else ""
     return f"{line}{returns}\n\n{doc}".strip()
+
+
+def _property(name: str, value: property) -> str:
+    """`name -> annotation`, and the docstring below it."""
+    annotation = inspect.signature(value.fget).return_annotation if value.fget else "Any"
+    return f"{name} -> {annotation}\n\n{inspect.getdoc(value) or ''}".strip()
 
 
 def _argument(argument: inspect.Parameter) -> str:
