@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,9 @@ from skipsearch.cli.options import (
     warn,
 )
 from skipsearch.cli.streams import decode_argument
+
+if TYPE_CHECKING:
+    from skipsearch.profile import Profile
 
 
 def serve(
@@ -128,6 +131,7 @@ def serve(
     from skipsearch.cli.consoles import err
     from skipsearch.serve.auth import APIKeys
     from skipsearch.serve.limits import Limits
+    from skipsearch.serve.memory_bounds import describe_memory
     from skipsearch.serve.server import is_loopback, require_serve_extra
     from skipsearch.serve.server import run_server as run
 
@@ -145,23 +149,39 @@ def serve(
     decoder = make_decoder(adapter, loaded, exact)
     warn(decoder.warnings)
     warn_about_verdict(loaded)
+    if batch_passes and loaded is not None and loaded.recipe.drafters:
+        _warn_of_unmeasured_batches(loaded)
+    limits = Limits(
+        max_num_seqs=max_num_seqs,
+        max_queue=max_queue,
+        request_timeout_s=request_timeout,
+        prefix_cache_size=prefix_cache_size,
+        batch_passes=batch_passes,
+        prefix_bytes=int(prefix_memory * 1e9),
+        context=context,
+    )
+    draft_bytes = 0 if loaded is None or loaded.measured is None else loaded.measured.draft_bytes
+    err.print(describe_memory(adapter, limits, draft_bytes), style="dim")
     with err.even_if_quiet():  # with --quiet too: the user needs the address
         run(
             decoder,
             host,
             port,
-            Limits(
-                max_num_seqs=max_num_seqs,
-                max_queue=max_queue,
-                request_timeout_s=request_timeout,
-                prefix_cache_size=prefix_cache_size,
-                batch_passes=batch_passes,
-                prefix_bytes=int(prefix_memory * 1e9),
-                context=context,
-            ),
+            limits,
             served_model_name,
             None if served_model_name else model,
             lambda address: err.print(
                 f"serving {served_model_name or adapter.spec.id} at {address}; Ctrl-C ends it"
             ),
+        )
+
+
+def _warn_of_unmeasured_batches(profile: Profile) -> None:
+    if profile.measured is None or not profile.measured.by_batch:
+        warn(
+            [
+                "this profile was not measured with several requests at once, where drafts may "
+                "cost more than they save: `skipsearch bench batch --profile FILE --save` measures "
+                "it, and large batches then decode plainly"
+            ]
         )

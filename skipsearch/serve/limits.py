@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skipsearch.models.adapter import ModelSpec
 
 # Tokens of a prompt and its answer, for a model whose config names no limit.
 DEFAULT_CONTEXT = 131_072
@@ -44,3 +48,7 @@ class Limits:
     head_s: float = 10.0
     idle_s: float = 30.0
     unread_s: float = 60.0
+
+    def context_of(self, spec: ModelSpec) -> int:
+        """Return the most tokens of a prompt and its answer."""
+        return self.context or spec.context_length or DEFAULT_CONTEXT

@@ -19,7 +19,7 @@ from skipsearch.models.chat.chat_text import encode_prompt, get_chat_template
 from skipsearch.models.chat.tool_formats import HERMES, ToolFormat
 from skipsearch.serve.api_errors import APIError
 from skipsearch.serve.auth import APIKeys
-from skipsearch.serve.limits import DEFAULT_CONTEXT, Limits
+from skipsearch.serve.limits import Limits
 from skipsearch.serve.metrics import Metrics
 from skipsearch.serve.protocol import BaseRequest, ChatCompletionRequest, CompletionRequest
 from skipsearch.serve.responses import Choice, ChoiceDelta, ResponseBuilder
@@ -194,7 +194,7 @@ class Service:
         self.model, self.tokenizer, self.keys, self.limits = model, model.tokenizer, keys, limits
         self.name = served_model_name or model.spec.id
         self._names = {self.name, alias}
-        self.context = limits.context or model.spec.context_length or DEFAULT_CONTEXT
+        self.context = limits.context_of(model.spec)
         self.is_chat = get_chat_template(self.tokenizer) is not None
         self.scheduler = Scheduler(decoder, limits)
         self.metrics = Metrics(self.name, lambda: self.scheduler.queue_sizes)

@@ -16,10 +16,13 @@ from helpers.letter_tokenizer import letter_tokenizer
 from helpers.threads import one_thread
 from helpers.tiny import LAYERS, tiny_llama
 
+import skipsearch
 from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Decoder, Request, stopping
 from skipsearch.drafters.exits import make_exit
 from skipsearch.models import adapt
+from skipsearch.profile import load_profile, save_profile
+from skipsearch.profile.measurement import BatchSpeed
 from skipsearch.serve import server
 from skipsearch.serve.api_errors import APIError
 from skipsearch.serve.auth import KEY_VARIABLE
@@ -71,6 +74,7 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
     assert handed[0].recipe.drafters
     assert handed[1:] == ["127.0.0.1", 0, Limits(max_num_seqs=2), "mine", None]
     assert "serving mine at http://127.0.0.1:1234; Ctrl-C ends it" in said
+    assert "for 2 running requests of up to 1,024 tokens, 2.0 GB for finished texts" in said
 
 
 @pytest.mark.parametrize(
@@ -108,6 +112,26 @@ def test_what_is_amiss_is_said_before_a_model_is_loaded(
         monkeypatch.setenv(KEY_VARIABLE, key)
     code, _, said = run_in_process(capsys, monkeypatch, "serve", *arguments)
     assert (code, sentence in said) == (status, True), said
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_drafts_in_batches_that_nobody_measured_are_warned_of(
+    capsys, monkeypatch, tmp_path: Path, is_measured: bool
+) -> None:
+    bundled = Path(skipsearch.__file__).parent / "demo" / "profiles" / "demo" / "pycode"
+    profile = load_profile(next(iter(sorted(bundled.glob("*.yaml")))))
+    assert profile.measured is not None
+    row = BatchSpeed(requests=8, speedup=profile.measured.speedup)
+    by_batch = (row,) if is_measured else ()
+    measured = profile.measured.model_copy(update={"by_batch": by_batch})
+    save_profile(profile.model_copy(update={"measured": measured}), tmp_path / "p.yaml")
+    monkeypatch.setattr(server, "run_server", lambda *_: None)
+    asked = ("serve", "--profile", tmp_path / "p.yaml", "--engine", "lean", "--threads", 1)
+    code, _, said = run_in_process(capsys, monkeypatch, *asked, "--batch-passes")
+    assert code == 0, said
+    assert ("bench batch --profile FILE --save" in said) != is_measured
+    assert "for their batch" in said
+    assert "bench batch" not in run_in_process(capsys, monkeypatch, *asked)[2]
 
 
 def test_an_address_that_all_can_reach_without_a_key_is_warned_of(capsys, monkeypatch) -> None:
