@@ -251,13 +251,11 @@ def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedRo
     """
     import sys
 
-    from skipsearch.tasks.prompt_rows import parse_messages, prompt_from_row
     from skipsearch.tasks.sources.jsonl import iter_rows, read_rows
 
     def parse(rows: Iterable[Row]) -> Iterator[NamedRow]:
         for row in rows:
-            if parse_messages(row) is None:
-                prompt_from_row(row)  # reports an invalid line
+            _read_prompt(row, chat=False)  # reports an invalid line
             yield row.id, row
 
     if prompt is not None:

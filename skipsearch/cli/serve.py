@@ -149,7 +149,7 @@ def serve(
     decoder = make_decoder(adapter, loaded, exact)
     warn(decoder.warnings)
     warn_about_verdict(loaded)
-    if batch_passes and loaded is not None and loaded.recipe.drafters:
+    if batch_passes:
         _warn_of_unmeasured_batches(loaded)
     limits = Limits(
         max_num_seqs=max_num_seqs,
@@ -176,7 +176,9 @@ def serve(
         )
 
 
-def _warn_of_unmeasured_batches(profile: Profile) -> None:
+def _warn_of_unmeasured_batches(profile: Profile | None) -> None:
+    if profile is None or not profile.recipe.drafters:
+        return
     if profile.measured is None or not profile.measured.by_batch:
         warn(
             [

@@ -74,7 +74,7 @@ def verify(
     from skipsearch.profile import load_profile, save_profile
     from skipsearch.profile.copy_modules import copy_modules
     from skipsearch.profile.paths import ANY
-    from skipsearch.tasks import load_task
+    from skipsearch.tasks import TaskSampling, load_task
     from skipsearch.tuning.verification import verify as run
 
     profile = load_profile(file)
@@ -90,7 +90,7 @@ def verify(
     chosen = load_task(resolve_task(profile, task), chat=profile.task.is_chat)
     if chosen.name == profile.task.name:  # `tune --temperature` may have changed the task's own
         made = profile.task.sampling.model_dump()
-        chosen = replace(chosen, sampling=chosen.sampling.model_copy(update=made))
+        chosen = replace(chosen, sampling=TaskSampling(**made))
     warn([*chosen.notes])
     adapter = load_model_and_engine(
         model or profile_model_argument(profile),

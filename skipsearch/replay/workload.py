@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from skipsearch.core.constraint import Constraint
 from skipsearch.decoding import Decoder, Generation
@@ -33,12 +33,10 @@ class Workload:
         return decoder.generate(
             self.prompt_ids[prompt_index],
             min(self.max_new_tokens, max_tokens or self.max_new_tokens),
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            top_k=self.sampling.top_k,
             seed=seed,
             end_on_repeat=self.end_on_repeat,
             constraint=self.constraint,
+            **asdict(self.sampling),
         )
 
     def head(self, count: int) -> Workload:
@@ -67,7 +65,7 @@ def make_workload(model: ModelAdapter, task: Task, prompts: Sequence[Prompt]) ->
     nonempty = [(p.id, row) for p, row in zip(prompts, rows, strict=True) if row]
     if not nonempty:
         raise TaskError(f"task {task.name} has no prompt that this tokenizer turns into tokens")
-    sampling = SamplingParams(task.sampling.temperature, task.sampling.top_p, task.sampling.top_k)
+    sampling = SamplingParams(**task.sampling.model_dump())
     return Workload(
         tuple(i for i, _ in nonempty),
         tuple(r for _, r in nonempty),

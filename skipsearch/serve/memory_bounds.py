@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from skipsearch.decoding.prefix_cache import FIRST_TOKENS
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.loading.placement import in_gb
 from skipsearch.replay.replay_batches import bytes_of_a_slot
 from skipsearch.serve.limits import Limits
-
-SPARE_SLOTS = 128  # slots that a cache may have besides twice its tokens
 
 
 def describe_memory(model: ModelAdapter, limits: Limits, draft_bytes: int = 0) -> str:
@@ -23,7 +22,7 @@ def describe_memory(model: ModelAdapter, limits: Limits, draft_bytes: int = 0) -
     if model.spec.is_recurrent:
         return f"memory: {weights}; the states of texts come on top"
     context, slot_bytes = limits.context_of(model.spec), bytes_of_a_slot(model)
-    running = limits.max_num_seqs * (2 * context + SPARE_SLOTS) * slot_bytes
+    running = limits.max_num_seqs * (2 * context + FIRST_TOKENS) * slot_bytes
     parts = [
         f"{in_gb(running)} for {limits.max_num_seqs} running requests of up to {context:,} tokens",
         f"{in_gb(limits.prefix_bytes)} for finished texts",

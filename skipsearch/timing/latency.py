@@ -292,19 +292,7 @@ class RoundTimer:
         self.cache.length = context
         self.windows = list_windows(model, self.tokens, self.cache, self.planner, 1 + max_draft)
         self.window = 0  # of the next verify pass
-        self.drafts_in_one_call = (
-            draft_chain(
-                model,
-                self.tokens[:, :1],
-                self.cache,
-                self.planner,
-                SkipMask(model.spec.n_layers),
-                self.sampler,
-                1,
-                0.0,
-            )
-            is not None
-        )
+        self.drafts_in_one_call = self._draft_in_one_call(SkipMask(model.spec.n_layers), 1)
 
     def with_draft(self, draft_model: ModelAdapter, sampler: TokenSampler) -> RoundTimer:
         """Return a timer whose draft steps run another model, on the same cache."""
@@ -370,21 +358,21 @@ class RoundTimer:
         q = None if self.draft_probs is None else self.draft_probs.expand(rows - 1, -1)
         accept_chain(self.sampler, tokens[0, 1:], q, logits[0])
 
+    def _draft_in_one_call(self, mask: SkipMask, steps: int) -> bool:
+        """Run draft steps in one call of the engine; return False if it has no such call."""
+        token, sampler = self.tokens[:, :1], self.draft_sampler
+        scores = draft_chain(
+            self.draft_model, token, self.cache, self.planner, mask, sampler, steps, 0.0
+        )
+        if scores is None:
+            return False
+        self.draft_probs = None if scores.probs is None else scores.probs[-1:]
+        return True
+
     def _run_draft(self, mask: SkipMask, steps: int = 1) -> None:
         """Run draft steps. steps: more than 1 only if the engine drafts in one call."""
         if self.drafts_in_one_call:
-            scores = draft_chain(
-                self.draft_model,
-                self.tokens[:, :1],
-                self.cache,
-                self.planner,
-                mask,
-                self.draft_sampler,
-                steps,
-                0.0,
-            )
-            assert scores is not None
-            self.draft_probs = None if scores.probs is None else scores.probs[-1:]
+            self._draft_in_one_call(mask, steps)
             return
         plan = self.planner.plan_chain(self.context, 1)
         scored = draft_step(

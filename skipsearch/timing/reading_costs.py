@@ -51,8 +51,8 @@ def measure_format_costs(
     """Measure draft steps in each format, after `context` tokens of text.
 
     formats: readings without a vocabulary, of which the first is `READ_ALL`. sampling: how drafts
-    and verify passes choose tokens. All formats are timed
-    in turn, in rounds as in decoding: draft steps, then a verify pass.
+    and verify passes choose tokens. All formats are timed in turn, in rounds as in decoding: draft
+    steps, then a verify pass.
     Raises: ModelError; MemoryError.
     """
     n, vocab_size = model.spec.n_layers, model.spec.vocab_size

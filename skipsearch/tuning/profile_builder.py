@@ -70,9 +70,7 @@ def build_profile(
         "speculate" if speedup.low > 1 and drafted.stats.drafted else "plain"
     )
     machine = describe_machine(spec.device)
-    sampling = s.ProfileSampling(
-        temperature=task.sampling.temperature, top_p=task.sampling.top_p, top_k=task.sampling.top_k
-    )
+    sampling = s.ProfileSampling(**task.sampling.model_dump())
     candidate = recipe.drafters if drafted.stats.drafted else ()
     return Profile(
         schema_version=3,

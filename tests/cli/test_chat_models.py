@@ -40,14 +40,23 @@ def write_task(folder: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("made_up_costs")
-def test_tune_records_the_template_and_decode_says_how_to_use_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def chatty(tmp_path: Path) -> Path:
+    """The folder of a chat model, next to a task of requests."""
     save_model(tmp_path / "chatty", CHAT_TEMPLATE)
     write_task(tmp_path)
+    return tmp_path / "chatty"
+
+
+@pytest.mark.usefixtures("made_up_costs")
+def test_tune_records_the_template_and_decode_says_how_to_use_it(
+    tmp_path: Path,
+    chatty: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, profile = (
-        ("--model", tmp_path / "chatty", "--dtype", "float64", "--json"),
+        ("--model", chatty, "--dtype", "float64", "--json"),
         tmp_path / "profile.yaml",
     )
     status, printed, said = run_in_process(
@@ -85,11 +94,12 @@ def test_tune_records_the_template_and_decode_says_how_to_use_it(
 
 @pytest.mark.usefixtures("made_up_costs")
 def test_a_file_of_requests_goes_through_the_template_with_an_option(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    chatty: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    save_model(tmp_path / "chatty", CHAT_TEMPLATE)
-    write_task(tmp_path)
-    rows, model = tmp_path / "rows.jsonl", ("--model", tmp_path / "chatty", "--dtype", "float64")
+    rows, model = tmp_path / "rows.jsonl", ("--model", chatty, "--dtype", "float64")
     search = ("tune", *model, "--task", rows, "--searcher", "middle", "--trials", 2)
     outputs = {}
     for name, options in {"plain": (), "chat": ("--chat",)}.items():
@@ -123,11 +133,12 @@ def test_decode_reads_a_published_line_as_a_request_to_a_chat_model(
 
 @pytest.mark.usefixtures("made_up_costs")
 def test_a_file_is_tuned_and_verified_for_sampled_requests(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    chatty: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    save_model(tmp_path / "chatty", CHAT_TEMPLATE)
-    write_task(tmp_path)
-    task = ("--model", tmp_path / "chatty", "--dtype", "float64", "--task", tmp_path / "rows.jsonl")
+    task = ("--model", chatty, "--dtype", "float64", "--task", tmp_path / "rows.jsonl")
     out = tmp_path / "profile.yaml"
     tune = ("tune", *task, "--chat", "--searcher", "middle", "--trials", 2, "--out", out)
     status, _, said = run_in_process(

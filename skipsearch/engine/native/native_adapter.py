@@ -159,6 +159,8 @@ class NativeAdapter:
         """
         choice = torch.empty(max_tokens, 1, dtype=torch.long)
         confidence = torch.empty(max_tokens)
+        args.choice, args.confidence = choice.data_ptr(), confidence.data_ptr()
+        args.last_only = 1
         if scorer.draw_settings is not None:
             return self._run_sampled_chain(
                 args, scorer.draw_settings, choice, confidence, threshold
@@ -167,10 +169,7 @@ class NativeAdapter:
         logits = (
             torch.empty(max_tokens, self.n_logits, dtype=self.spec.dtype) if n_siblings else None
         )
-        args.choice = choice.data_ptr()
-        args.confidence = confidence.data_ptr()
         args.logits = _ptr(logits)
-        args.last_only = 1
         n_steps = self.library.run_draft_chain(self.model_struct, args, max_tokens, threshold)
         choice, confidence = choice[:n_steps], confidence[:n_steps]
         if logits is not None:
@@ -189,7 +188,10 @@ class NativeAdapter:
         confidence: Tensor,
         threshold: float,
     ) -> DraftScores:
-        """Run sampled draft steps in one call, as `run_chain` does. choice: [N, 1]."""
+        """Run sampled draft steps in one call, as `run_chain` does.
+
+        choice [N, 1], confidence [N]: `args` points to them already.
+        """
         max_tokens, dtype = len(choice), self.spec.dtype
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         logits = torch.empty(self.n_logits, dtype=dtype)
@@ -203,10 +205,7 @@ class NativeAdapter:
             uniforms.data_ptr(),
             probs.data_ptr(),
         )
-        args.choice = choice.data_ptr()
-        args.confidence = confidence.data_ptr()
         args.logits = logits.data_ptr()
-        args.last_only = 1
         args.sampling = ctypes.pointer(sampling)
         n_steps = self.library.run_draft_chain(self.model_struct, args, max_tokens, threshold)
         if n_steps < max_tokens and state is not None:
