@@ -47,6 +47,7 @@ FINISH_NOTES = {
     "eos": "ended by the model",
     "stop": "up to a --stop text",
     "repeat": "up to where the text began to repeat itself",
+    "loop": "up to where the text repeats the same tokens again and again",
     "length": "up to the limit",
     "time": "up to its time limit",
 }  # by finish reason

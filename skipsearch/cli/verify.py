@@ -204,6 +204,11 @@ def _format_lines(verification: Verification) -> list[str]:
     ]
     return [
         *lines,
+        *(
+            ["answers  the claim is of their beginnings: they ended at the first repeated 6-gram"]
+            if verification.measures_beginnings
+            else []
+        ),
         *(f"differs  {difference}" for difference in verification.differences),
         verification.sentence,
     ]

@@ -45,7 +45,7 @@ class Generation:
     """The answer to one request."""
 
     tokens: list[int]  # new token ids, an end-of-sequence token included
-    finish_reason: str  # "eos", "length", "stop", "repeat" or "time"
+    finish_reason: str  # "eos", "length", "stop", "repeat", "loop" or "time"
     stats: DecodeStats
     text: str | None = None  # cut before a stop string; None: the model has no tokenizer
 

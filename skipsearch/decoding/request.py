@@ -12,6 +12,7 @@ from torch import Tensor
 from skipsearch.constraints import Matcher, compile_constraint
 from skipsearch.core.constraint import Constraint
 from skipsearch.decoding.processed import ConstraintProcessor, ProcessedAcceptance, Processor
+from skipsearch.decoding.repetition import EndOnRepeat
 from skipsearch.decoding.stopping import StopCondition
 from skipsearch.decoding.validation import as_token_ids, short_repr
 from skipsearch.engine.sampler import SamplingParams, is_integral
@@ -27,7 +28,7 @@ class RequestOptions(TypedDict, total=False):
     top_k: int
     seed: int
     stop: str | Sequence[str] | None
-    end_on_repeat: int | None
+    end_on_repeat: EndOnRepeat
     ignore_eos: bool
     processors: tuple[Processor, ...]
     max_seconds: float | None
@@ -50,7 +51,8 @@ class Request:
     # Strings that end the text and are not part of it: at most 16 (MAX_STOP_STRINGS), each of at
     # most 1,024 characters (MAX_STOP_CHARACTERS).
     stop: str | Sequence[str] | None = None
-    end_on_repeat: int | None = None  # end at the first repeated n-gram of this length
+    # End at the first repeated n-gram of this length, or at a "loop".
+    end_on_repeat: EndOnRepeat = None
     ignore_eos: bool = False  # an end-of-sequence token does not end the text
     # Functions (tokens so far [1, T], logits [1, V]) -> logits [1, V] that run before temperature,
     # top-k and top-p: once for each emitted token, in order, and never after the last.

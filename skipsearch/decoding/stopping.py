@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from skipsearch.decoding.repetition import RepeatDetector
+from skipsearch.decoding.repetition import EndOnRepeat, make_detector
 from skipsearch.decoding.validation import short_repr
 from skipsearch.engine.sampler import is_integral, is_real
 from skipsearch.errors import DecodeError
@@ -153,8 +153,8 @@ class StopCondition:
     """The rules that end one generation.
 
     Reasons, in the order in which they are checked: "eos", "stop" (a stop string), "repeat" (a
-    repeated n-gram), "length", "time". The caller pushes each emitted token once, and pushes no
-    token after `push_token` has returned a reason.
+    repeated n-gram) or "loop", "length", "time". The caller pushes each emitted token once, and
+    pushes no token after `push_token` has returned a reason.
 
     A stop string is searched in the emitted text, so it may span tokens. A stop string that is a
     special token has no text, and is found by its id. max_seconds: a limit in seconds from the
@@ -166,7 +166,7 @@ class StopCondition:
         eos_ids: Sequence[int] = (),
         stop: str | Sequence[str] | None = (),
         tokenizer: Any = None,
-        end_on_repeat: int | None = None,
+        end_on_repeat: EndOnRepeat = None,
         max_seconds: float | None = None,
     ):
         stop = parse_stop_strings(stop)
@@ -175,10 +175,12 @@ class StopCondition:
             raise DecodeError(
                 "stop strings need a tokenizer and this model has none: stop on token ids instead"
             )
-        if end_on_repeat is not None and (not is_integral(end_on_repeat) or end_on_repeat < 0):
+        if end_on_repeat not in (None, "loop") and (
+            not is_integral(end_on_repeat) or int(end_on_repeat) < 0
+        ):
             raise DecodeError(
-                f"end_on_repeat is {end_on_repeat!r}; it is the length of an n-gram, and 0 turns "
-                "it off"
+                f'end_on_repeat is {end_on_repeat!r}; it is the length of an n-gram or "loop", '
+                "and 0 turns it off"
             )
         if max_seconds is not None and (not is_real(max_seconds) or not max_seconds > 0):
             raise DecodeError(
@@ -187,7 +189,7 @@ class StopCondition:
         self.max_new_tokens, self.eos_ids, self.n_tokens = max_new_tokens, frozenset(eos_ids), 0
         self.deadline = None if max_seconds is None else monotonic() + max_seconds
         self.reason: str | None = None  # why the latest token is the last; None: it is not
-        self.repeat_detector = RepeatDetector(int(end_on_repeat)) if end_on_repeat else None
+        self.repeat_detector = make_detector(end_on_repeat)
         special = (
             {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
             if stop
@@ -210,7 +212,8 @@ class StopCondition:
         elif stopped or token in self.stop_ids:
             self.reason = "stop"
         elif repeated:
-            self.reason = "repeat"
+            assert self.repeat_detector is not None
+            self.reason = self.repeat_detector.reason
         elif self.n_tokens >= self.max_new_tokens:
             self.reason = "length"
         elif self.deadline is not None and monotonic() >= self.deadline:

@@ -56,6 +56,18 @@ class Lossless(FrozenModel):
         return self
 
 
+class FinishReasons(FrozenModel):
+    """Why the measured answers ended, by prompt."""
+
+    end: Count = Field(description="answers that the model ended itself, or a stop string did")
+    loop: Count = Field(description="answers that ended in a loop; the text before it was measured")
+    cut: Count = Field(description="answers cut at the limit of tokens or at a repeated n-gram")
+
+    @property
+    def total(self) -> int:
+        return self.end + self.loop + self.cut
+
+
 class DrafterCounts(FrozenModel):
     """The counts of one drafter over all prompts."""
 
@@ -163,6 +175,12 @@ class Measurement(FrozenModel):
     ended_on_repeat: Count = Field(
         description="prompts whose generation stopped at its first repeated 6-gram, 0..prompts"
     )
+    finish_reasons: FinishReasons | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="why answers ended, by prompt; left out in older profiles, whose answers ended "
+        "at their first repeated 6-gram",
+    )
     split: Literal["holdout"]
     lossless: Lossless
     by_drafter: Annotated[tuple[DrafterCounts, ...], Field(strict=False)] = Field(
@@ -201,6 +219,11 @@ class Measurement(FrozenModel):
     )
 
     @property
+    def measures_beginnings(self) -> bool:
+        """Whether answers ended at their first repeated 6-gram, so that speedups are too high."""
+        return self.finish_reasons is None and self.ended_on_repeat > 0
+
+    @property
     def plain_from_batch(self) -> int | None:
         """The smallest measured batch size from which on drafting does not pay.
 
@@ -231,6 +254,10 @@ class Measurement(FrozenModel):
         if self.ended_on_repeat > self.prompts:
             raise broken_rule(
                 "ended_on_repeat", f"no more than the {self.prompts} prompts measured can end so"
+            )
+        if self.finish_reasons is not None and self.finish_reasons.total != self.prompts:
+            raise broken_rule(
+                "finish_reasons", f"its counts have the {self.prompts} prompts that were measured"
             )
         sizes = [row.requests for row in self.by_batch]
         if sizes != sorted(set(sizes)):

@@ -168,9 +168,23 @@ def _measurement_lines(measurement: Measurement) -> list[str]:
             else []
         ),
         *([f"batches  {format_batch_speedups(measurement)}"] if measurement.by_batch else []),
+        f"answers  {describe_endings(measurement)}",
         f"lossless {measurement.lossless.identical} of {measurement.lossless.prompts} prompts "
         "identical to plain decoding",
     ]
+
+
+def describe_endings(measurement: Measurement) -> str:
+    """Return how the measured answers ended."""
+    if measurement.measures_beginnings:
+        return (
+            f"{measurement.ended_on_repeat} of {measurement.prompts} were measured up to their "
+            "first repeated 6-gram only, so the speedup is too high: tune again"
+        )
+    reasons = measurement.finish_reasons
+    if reasons is None:
+        return f"{measurement.prompts}, none cut at a repeated 6-gram"
+    return f"{reasons.end} ended by themselves, {reasons.loop} looped, {reasons.cut} were cut"
 
 
 def draw_mask(mask: SkipMask) -> RenderableType:

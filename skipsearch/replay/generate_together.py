@@ -12,6 +12,7 @@ from skipsearch.constraints import Matcher
 from skipsearch.core.constraint import Constraint
 from skipsearch.decoding import Decoder, Request, mask_logits
 from skipsearch.decoding.acceptance import NOT_FINITE, accept_sampled, choose_greedy
+from skipsearch.decoding.repetition import EndOnRepeat
 from skipsearch.decoding.stopping import StopCondition
 from skipsearch.engine import forward, no_grad
 from skipsearch.engine.sampler import GREEDY, SamplingParams, TemperatureSampler
@@ -28,7 +29,7 @@ def generate_continuations(
     model: ModelAdapter,
     prompt_ids: Sequence[Sequence[int]],
     max_new_tokens: int,
-    end_on_repeat: int | None,
+    end_on_repeat: EndOnRepeat,
     progress: Callable[[int, int], None] = lambda done, total: None,
     sampling: SamplingParams = GREEDY,
     seed: int = 0,
@@ -76,7 +77,7 @@ def continue_in_turn(
     model: ModelAdapter,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    end_on_repeat: int | None,
+    end_on_repeat: EndOnRepeat,
     progress: Callable[[int, int], None] = lambda done, total: None,
     sampling: SamplingParams = GREEDY,
     seed: int = 0,

@@ -25,6 +25,7 @@ from torch import Tensor
 from skipsearch.core.constraint import Constraint
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Vocabulary
+from skipsearch.decoding.repetition import EndOnRepeat, find_loop_start
 from skipsearch.engine import no_grad, run_layers
 from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import SearchError
@@ -78,7 +79,7 @@ class Replay:
         model: ModelAdapter,
         prompt_ids: Sequence[Sequence[int]],
         max_new_tokens: int,
-        end_on_repeat: int | None,
+        end_on_repeat: EndOnRepeat,
         progress: Callable[[int, int], None] = lambda done, total: None,
         sampling: SamplingParams = GREEDY,
         seed: int = 0,
@@ -105,6 +106,8 @@ class Replay:
         self.continuations = generate(
             model, prompt_ids, max_new_tokens, end_on_repeat, progress, sampling, seed, constraint
         )
+        if end_on_repeat == "loop":
+            self._cut_loops()
         if not any(len(generated) > 1 for generated in self.continuations):
             raise SearchError(
                 "the model ends every calibration prompt with its first token, so there is nothing "
@@ -114,6 +117,14 @@ class Replay:
         kind = RecurrentReplayBatches if model.spec.is_recurrent else ReplayBatches
         self.batches = kind(model, prompt_ids, self.continuations, sampling, max_kv_bytes)
         self._text_counts: Tensor | None = None  # [V], made when it is needed
+
+    def _cut_loops(self) -> None:
+        """Cut each continuation before its loop, where its measured generation ends, too."""
+        for i, text in enumerate(self.continuations):
+            n_before = find_loop_start(text)
+            if n_before is not None:
+                self.continuations[i] = text[: max(1, n_before)]
+                self.token_budgets[i] = len(self.continuations[i]) - 1
 
     def with_draft(self, draft_model: ModelAdapter | None, vocabulary: Vocabulary | None) -> Replay:
         """Return a replay of the same texts for drafts of another model or vocabulary."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from skipsearch.core.constraint import Constraint
 from skipsearch.decoding import Decoder, Generation
+from skipsearch.decoding.repetition import EndOnRepeat, find_loop_start
 from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import TaskError
 from skipsearch.models.adapter import ModelAdapter, ModelSpec
@@ -22,17 +23,33 @@ class Workload:
     prompt_names: tuple[str, ...]
     prompt_ids: tuple[tuple[int, ...], ...]  # cut to the limits of model and task
     max_new_tokens: int
-    # A generation ends at the first repeated n-gram of this length; None: never.
-    end_on_repeat: int | None
+    end_on_repeat: EndOnRepeat  # of the task
     sampling: SamplingParams
     constraint: Constraint | None = None  # the shape of every answer; None: any text
 
     def generate(
         self, decoder: Decoder, prompt_index: int, seed: int, max_tokens: int | None = None
     ) -> Generation:
+        """Decode the answer to a prompt.
+
+        An answer that loops is decoded again up to its loop, because every draft of looping text is
+        accepted: only the text before the loop counts. Its finish reason is still "loop".
+        """
+        limit = min(self.max_new_tokens, max_tokens or self.max_new_tokens)
+        answer = self._decode(decoder, prompt_index, seed, limit)
+        if answer.finish_reason != "loop":
+            return answer
+        n_before = find_loop_start(answer.tokens)
+        assert n_before is not None
+        before = self._decode(decoder, prompt_index, seed, max(1, n_before))
+        return replace(before, finish_reason="loop")
+
+    def _decode(
+        self, decoder: Decoder, prompt_index: int, seed: int, max_tokens: int
+    ) -> Generation:
         return decoder.generate(
             self.prompt_ids[prompt_index],
-            min(self.max_new_tokens, max_tokens or self.max_new_tokens),
+            max_tokens,
             seed=seed,
             end_on_repeat=self.end_on_repeat,
             constraint=self.constraint,

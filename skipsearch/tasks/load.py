@@ -28,10 +28,9 @@ from skipsearch.tasks.sources import hub_dataset, jsonl, stdlib
 from skipsearch.tasks.split import pair_pools, shortfall_notes, split_pool
 from skipsearch.tasks.task import Task, TaskSampling
 
-JSONL_NEW_TOKENS = 128  # of a .jsonl that no manifest describes
+JSONL_NEW_TOKENS = 256  # of a .jsonl that no manifest describes
 JSONL_PROMPT_TOKENS = 2048
 JSONL_CALIBRATION, JSONL_HOLDOUT = 96, 32
-END_ON_REPEAT = 6  # repeated text makes every draft look better than it is
 
 
 def data_folder() -> Path:
@@ -197,7 +196,7 @@ def _task_from_jsonl(path: Path, chat: bool) -> Task:
         sampling=TaskSampling(),
         max_new_tokens=JSONL_NEW_TOKENS,
         max_prompt_tokens=JSONL_PROMPT_TOKENS,
-        end_on_repeat=END_ON_REPEAT,
+        end_on_repeat="loop",
         seed=0,
         chat=False,
         notes=notes,

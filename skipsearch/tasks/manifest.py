@@ -122,7 +122,7 @@ class Manifest(_ManifestModel):
     calibration: Count
     holdout: Count
     seed: Annotated[int, Field(ge=0)]
-    end_on_repeat: Count | None
+    end_on_repeat: Count | Literal["loop"] | None
     score: TaskScore | None = None
     constraint: Constraint | None = None
 

@@ -64,7 +64,8 @@ class Task:
 
     The two splits share no text.
     max_prompt_tokens: the caller truncates a longer prompt on the left, so that its end stays.
-    end_on_repeat: generation ends at the first repeated n-gram of this n; None: never (see
+    end_on_repeat: "loop": an answer that loops ends there, and measurements count the text before
+        the loop; n: generation ends at the first repeated n-gram; None: never (see
         `skipsearch.decoding.repetition`).
     chat: render the prompts with the chat template of a chat model; a base model gets them as they
         are.
@@ -80,7 +81,7 @@ class Task:
     sampling: TaskSampling
     max_new_tokens: int
     max_prompt_tokens: int
-    end_on_repeat: int | None
+    end_on_repeat: int | Literal["loop"] | None
     seed: int
     chat: bool
     notes: tuple[str, ...]

@@ -134,6 +134,9 @@ def _build_measurement(
     divergences = find_divergences(model, workload, plain, drafted) if is_greedy else []
     n_compared = drafted.n_prompts if is_greedy else 0
     plain_pass_s = baseline.decode_seconds / baseline.rounds
+    reasons = {x.prompt_index: x.generation.finish_reason for x in drafted.samples}
+    n_ended = sum(reason in ("eos", "stop") for reason in reasons.values())
+    n_looped = sum(reason == "loop" for reason in reasons.values())
     repeating = {x.prompt_index for x in drafted.samples if x.generation.finish_reason == "repeat"}
     return s.Measurement(
         baseline_ms_per_token=_interval_ms(plain.estimate()),
@@ -152,6 +155,9 @@ def _build_measurement(
         tokens=once.tokens,
         context_tokens=s.ContextTokens(p50=round(median(contexts)), max=max(contexts)),
         ended_on_repeat=len(repeating),
+        finish_reasons=s.FinishReasons(
+            end=n_ended, loop=n_looped, cut=len(reasons) - n_ended - n_looped
+        ),
         split="holdout",
         lossless=s.Lossless(
             prompts=n_compared,

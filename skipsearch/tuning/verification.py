@@ -86,6 +86,11 @@ class Verification:
             return sentence
         return f"{sentence}; but tokens differ from plain decoding's by more than the profile says"
 
+    @property
+    def measures_beginnings(self) -> bool:
+        """Whether the profile's own figures are of answers cut at a repeated 6-gram."""
+        return self.claim.measured is not None and self.claim.measured.measures_beginnings
+
     def describe_losslessness(self) -> str:
         measured, claim = _require_measurement(self.remeasured).lossless, self.claim.measured
         if not measured.prompts:

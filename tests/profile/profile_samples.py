@@ -30,6 +30,7 @@ from skipsearch.profile.schema import (
     BatchSpeed,
     ContextTokens,
     DrafterCounts,
+    FinishReasons,
     Hardware,
     Lossless,
     Measurement,
@@ -466,6 +467,7 @@ def _measured(draw: st.DrawFn, kinds: tuple[str, ...]) -> Measurement:
             first_divergence_logit_gap=None if identical == compared else draw(st.floats(0, 1e6)),
         ),
         by_drafter=tuple(draw(_counts(kind)) for kind in kinds) if counted else (),
+        finish_reasons=draw(st.none() | st.just(FinishReasons(end=prompts, loop=0, cut=0))),
         copied_from_prompt=draw(st.none() | _FRACTION),
         by_batch=tuple(
             BatchSpeed(requests=n, speedup=draw(_interval()))

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import pytest
 from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
+from helpers.table_model import TableModel
 from helpers.tiny import LAYERS
 from tuning.small_search import small_model, small_task
 
 from replay.fabricated import drafting, plain
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
+from skipsearch.core.stats import DecodeStats
+from skipsearch.decoding import Decoder
+from skipsearch.decoding.repetition import find_loop_start
 from skipsearch.drafters.exits.fixed import Fixed
 from skipsearch.drafters.skip.spec import Skip
+from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import TaskError
 from skipsearch.models import ModelAdapter
+from skipsearch.replay.replay import Replay
 from skipsearch.replay.workload import (
+    Workload,
     context_warnings,
     make_workload,
     template_sha256,
@@ -139,3 +146,23 @@ def test_without_a_tokenizer_or_tokens_there_is_no_workload() -> None:
         TaskError, match="task words has no prompt that this tokenizer turns into tokens"
     ):
         make_workload(small_model(), task, [Prompt("empty", "")])
+
+
+def test_a_looping_answer_is_measured_and_replayed_up_to_its_loop() -> None:
+    model = TableModel(vocab=16)
+    prompts = ((3,), (1, 4), (2, 0, 1))
+    work = Workload(tuple("abc"), prompts, 200, "loop", SamplingParams())
+    mask = SkipMask.from_sublayers(model.spec.n_layers, [3])
+    plain_decoder, drafter = Decoder(model), Decoder(model, mask, draft_length=3)
+    whole = [plain_decoder.generate(p, 200).tokens for p in prompts]
+    starts = [find_loop_start(text) for text in whole]
+    assert any(start is not None for start in starts)
+    stats = DecodeStats()
+    for i, start in enumerate(starts):
+        answers = [work.generate(decoder, i, seed=0) for decoder in (plain_decoder, drafter)]
+        before = whole[i] if start is None else whole[i][: max(1, start)]
+        assert [answer.tokens for answer in answers] == [before, before]
+        assert answers[0].finish_reason == ("length" if start is None else "loop")
+        assert Replay(model, prompts[i : i + 1], 200, "loop").continuations == [before]
+        stats += answers[1].stats
+    assert 0 < stats.accepted < stats.drafted

@@ -36,8 +36,8 @@ def test_a_file_of_prompts_is_a_task_with_plain_defaults(jsonl: Write) -> None:
     task = load_task(jsonl(prompts(200)))
     assert (task.name, task.max_new_tokens, task.end_on_repeat, task.sampling.temperature) == (
         "rows",
-        128,
-        6,
+        256,
+        "loop",
         0.0,
     )
     assert (len(task.calibration), len(task.holdout), task.notes) == (96, 32, ())

@@ -25,6 +25,7 @@ from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import SearchError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.profile import Profile, dump_profile, parse_profile
+from skipsearch.profile.schema import FinishReasons
 from skipsearch.replay.workload import Workload
 from skipsearch.tasks import Prompt, Task, TaskSampling
 from skipsearch.timing.interleaved import TimedGeneration, Timings
@@ -226,6 +227,20 @@ def test_prompts_that_ended_on_a_repeat_are_counted() -> None:
     measured = compiled(baseline, ours).measured
     assert measured is not None
     assert measured.ended_on_repeat == 2
+
+
+def test_measured_answers_are_counted_by_why_they_ended() -> None:
+    reasons = ["eos", "stop", "loop"]
+    ours = Timings(
+        [
+            sample(p, 0.5, rounds=4, drafted=8, accepted=6, finish_reason=reason)
+            for p, reason in enumerate(reasons)
+        ]
+    )
+    measured = compiled(Timings([sample(p, 1.0) for p in range(3)]), ours).measured
+    assert measured is not None
+    assert measured.finish_reasons == FinishReasons(end=2, loop=1, cut=0)
+    assert not measured.measures_beginnings
 
 
 def test_a_generation_that_differs_is_counted_with_the_logit_gap_where_it_parts() -> None:
