@@ -68,7 +68,7 @@ sampling: {{temperature: 0.0, top_p: 1.0, top_k: 0}}
 calibration: 20
 holdout: 20
 seed: 0
-end_on_repeat: 6
+end_on_repeat: loop
 """
 
 

@@ -5,7 +5,7 @@ hand:
     [--draft-length 5] [--threshold 0.4]
 
 Both decode the task's hold-out prompts greedily in turns, each as far as the model writes alone
-until its first repeated n-gram. Prints milliseconds a token, the prefill included, and the paired
+up to where it loops. Prints milliseconds a token, the prefill included, and the paired
 ratio with its 95 % interval."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from skipsearch.core.stats import bootstrap_ratio
-from skipsearch.decoding.repetition import find_first_repeat
+from skipsearch.decoding.repetition import find_loop_start
 from skipsearch.models.loading.hub import resolve_model
 from skipsearch.tasks import load_task
 
@@ -62,9 +62,7 @@ def main() -> None:
     for i, prompt in enumerate(prompts):
         ids = torch.tensor([tokenizer(prompt.text)["input_ids"][-task.max_prompt_tokens :]])
         written, _ = timed(ids, task.max_new_tokens)  # a warm-up too
-        new = (
-            find_first_repeat(written, task.end_on_repeat) if task.end_on_repeat else None
-        ) or len(written)
+        new = (find_loop_start(written) if task.end_on_repeat == "loop" else None) or len(written)
         turns = {
             name: timed(ids, new, **assistant)
             for name, assistant in sorted(
