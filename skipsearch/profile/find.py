@@ -2,8 +2,9 @@
 
 Order: model, task, device, dtype. The named task comes before `any`. Within a task, profiles of
 this device come first and unmeasured recipes last; within a device, profiles of the same dtype come
-first. Within a step, the earlier folder wins. If no task is named and only one task was measured on
-this device, its profile comes before profiles of other devices and unmeasured ones.
+first. Within a step, the earlier folder wins. If no task is named, profiles of the tasks that were
+measured on this device come before profiles of other devices and unmeasured ones: `chat` first,
+then the task that was measured on most prompts.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from skipsearch.profile.paths import (
 )
 from skipsearch.profile.schema import Profile
 
+CHAT = "chat"  # the task of conversations
 NO_PROFILE = "none"  # outcome of a step that found no file
 
 
@@ -104,8 +106,8 @@ def _first_match(
                 continue
             if path.parent.name not in (task, ANY):
                 warnings = [
-                    f"no task was named, so this is the profile for {path.parent.name}, the only "
-                    "task that was measured on this device; --task names another",
+                    f"no task was named, so this is the profile for {path.parent.name}, "
+                    f"{_describe_choice(files, machine)}; --task names another",
                     *warnings,
                 ]
             usable = len(candidates) - len(refusals)  # all files of a step rank equally
@@ -158,14 +160,35 @@ def _candidates_by_criterion(
     other_devices = [(True, False), (True, True), None]
     order = [(task, key) for key in [*this_device, *other_devices]] if task != ANY else []
     order += [(ANY, key) for key in this_device]
-    measured_on_it = {path.parent.name for path in files if mismatch(path) in this_device} - {ANY}
-    if task == ANY and len(measured_on_it) == 1:
-        [only_task] = measured_on_it
-        order += [(only_task, key) for key in this_device]
+    if task == ANY:
+        order += [(name, key) for name in _rank_tasks(files, machine) for key in this_device]
     order += [(ANY, key) for key in other_devices]
     for name, key in order:
         matches = [path for path in files if (path.parent.name, mismatch(path)) == (name, key)]
         yield f"task {name}, {describe(key)}", matches
+
+
+def _rank_tasks(files: list[Path], machine: MachineFacts) -> list[str]:
+    """Return the tasks that were measured on this device, `chat` first, then by prompts."""
+    device = device_slug(machine.name, machine.count)
+    n_prompts = dict[str, int]()
+    for path in files:
+        task = path.parent.name
+        if task != ANY and path.stem.rpartition("--")[0] == device:
+            with suppress(ProfileError):  # the search itself says why it is not used
+                n_prompts.setdefault(task, 0)
+                measured = load_profile(path).measured
+                n_prompts[task] = max(n_prompts[task], measured.prompts if measured else 0)
+    return sorted(n_prompts, key=lambda task: (task != CHAT, -n_prompts[task], task))
+
+
+def _describe_choice(files: list[Path], machine: MachineFacts) -> str:
+    """Return why the first of the measured tasks was taken."""
+    first, *others = _rank_tasks(files, machine)
+    if not others:
+        return "the only task that was measured on this device"
+    reason = "which suits most conversations" if first == CHAT else "measured on most prompts"
+    return f"{reason} (also measured on this device: {', '.join(others)})"
 
 
 def list_profiles(folder: Path | None = None) -> Iterator[ListedProfile]:

@@ -271,10 +271,25 @@ def test_where_no_task_is_named_the_only_one_measured_here_comes_before_what_nob
     )
 
 
-def test_where_no_task_is_named_and_two_were_measured_nobody_guesses(tmp_path: Path) -> None:
-    put(tmp_path, variant("cnndm"), variant("prose"))
+def test_where_no_task_is_named_and_two_were_measured_chat_or_the_best_measured_one_is_taken(
+    tmp_path: Path,
+) -> None:
+    few, many = variant("cnndm"), variant("prose")
+    assert many.measured is not None
+    lossless = many.measured.lossless.model_copy(update={"prompts": 64, "identical": 64})
+    many = many.model_copy(
+        update={
+            "measured": many.measured.model_copy(update={"prompts": 64, "lossless": lossless})
+        }
+    )
+    put(tmp_path, few, many)
     found = find_profile(MODEL, MACHINE, folder=tmp_path)
-    assert (found.profile, found.tasks) == (None, ("cnndm", "prose"))
+    assert found.profile == many
+    assert "the profile for prose" in found.warnings[0]
+    put(tmp_path, variant("chat"))
+    found = find_profile(MODEL, MACHINE, folder=tmp_path)
+    assert found.profile == variant("chat")
+    assert "also measured on this device: prose, cnndm" in found.warnings[0]
 
 
 def test_the_folder_named_by_the_user_must_exist(tmp_path: Path) -> None:

@@ -90,10 +90,12 @@ class Skip(ReadingSpec):
 
     def __str__(self) -> str:
         n_skipped = len(self.attn) + len(self.mlp)
-        skipped = format_sublayer_count(n_skipped) if n_skipped else "no sub-layer"
         siblings = f", {self.siblings}" if self.siblings else ""
-        reading = self.format_reading()
-        return f"skip {skipped}{reading}, {self.exit}, up to {self.draft_length}{siblings}"
+        if n_skipped:
+            draft = f"skip {format_sublayer_count(n_skipped)}{self.format_reading()}"
+        else:
+            draft = "skip nothing" if self.reading.is_everything else f"read less: {self.reading}"
+        return f"{draft}, {self.exit}, up to {self.draft_length}{siblings}"
 
 
 def sorted_unique(layers: tuple[int, ...]) -> tuple[int, ...]:
