@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -99,8 +100,27 @@ def new_folder(target: Path, replace: bool) -> Iterator[Path]:
         folder.mkdir()
         yield folder
         if replace and target.exists():
-            os.rename(target, Path(scratch, "old"))
+            _replace_folder(folder, target)
+        else:
+            os.rename(folder, target)
+
+
+def _replace_folder(folder: Path, target: Path) -> None:
+    """Rename `folder` to `target`, which exists. If that fails, `target` stays as it was.
+
+    The old folder is outside of every temporary folder that an interrupt would remove.
+    """
+    beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:50]}-old-"))
+    old = beside / "old"
+    os.rename(target, old)
+    try:
         os.rename(folder, target)
+    except BaseException:
+        if not target.exists():
+            os.rename(old, target)
+            beside.rmdir()
+        raise
+    shutil.rmtree(beside)
 
 
 def check_writable(

@@ -15,7 +15,8 @@ def read_response_format(value: Any) -> Constraint | None:
     """Return the constraint of a `response_format`; None for `text`.
 
     The types are OpenAI's `text`, `json_object` and `json_schema`, and also `regex` and `grammar`,
-    each with its text in a field of the same name.
+    each with its text in a field of the same name. A `schema` beside the type, as in llama.cpp, is
+    followed, too.
 
     Raises: APIError 400.
     """
@@ -25,6 +26,15 @@ def read_response_format(value: Any) -> Constraint | None:
     if kind == "text":
         return None
     try:
+        if kind in ("json_object", "json_schema") and value.get("schema") is not None:
+            if isinstance(value["schema"], dict):
+                return Constraint(json_schema=value["schema"])
+            raise APIError(
+                400,
+                f"the schema of response_format is {json.dumps(value['schema'])[:80]}; it is a "
+                "JSON schema, an object",
+                "response_format",
+            )
         if kind == "json_object":
             return Constraint(json_schema={"type": "object"})
         if kind == "json_schema":

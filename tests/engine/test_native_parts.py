@@ -21,6 +21,7 @@ from skipsearch.core.recipe import Recipe
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.engine import forward, no_grad, resume_pass, run_layers
 from skipsearch.engine.native import NativeAdapter
+from skipsearch.errors import ModelError
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
 from .test_native import CPU, DTYPES, native
@@ -145,6 +146,13 @@ def test_a_pass_over_nothing_is_nothing() -> None:
         ).shape[1]
         == 0
     )
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_outside_the_vocabulary_is_refused_and_reads_no_foreign_memory(token: int) -> None:
+    model = native("llama-tied")
+    with pytest.raises(ModelError, match=f"row {token} is outside"):
+        model.embed(torch.tensor([[1, token]]))
 
 
 def test_kangaroo_is_verified_from_the_exit_layer_on_in_one_call() -> None:

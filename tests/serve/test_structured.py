@@ -106,6 +106,16 @@ def test_an_answer_has_the_schema_that_response_format_names(
     assert drafted["forced"]["accepted"] > 0
 
 
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_a_schema_beside_the_type_is_followed_as_in_llama_cpp(
+    client: TestClient, kind: str
+) -> None:
+    answer = ask(client, response_format={"type": kind, "schema": SCHEMA}).json()
+    jsonschema.validate(json.loads(answer["choices"][0]["message"]["content"]), SCHEMA)
+    refused = ask(client, response_format={"type": kind, "schema": "part"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
+
+
 def test_the_answer_does_not_depend_on_drafts(client: TestClient) -> None:
     named = {"type": "json_schema", "json_schema": {"name": "part", "schema": SCHEMA}}
     texts = [

@@ -25,6 +25,7 @@ from skipsearch.engine.native.blocks import (
 from skipsearch.engine.native.build import NativeLibrary
 from skipsearch.engine.native.rounded import RoundedMatrix
 from skipsearch.engine.native.structs import DENSE, PANEL_ROWS
+from skipsearch.errors import ModelError
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.fused.linear import Linear, StoredFusedLinear
 
@@ -92,8 +93,18 @@ class PanelLinear:
         return self.read_rows(torch.arange(self.shape[0]))
 
     def read_rows(self, row_indices: Tensor) -> Tensor:
-        """Return a copy of these rows of the weight, […] -> […, in]."""
+        """Return a copy of these rows of the weight, […] -> […, in].
+
+        Raises: ModelError for an index outside the matrix.
+        """
         rows = row_indices.flatten().contiguous()
+        if len(rows):
+            low, high = int(rows.min()), int(rows.max())
+            if low < 0 or high >= self.shape[0]:
+                raise ModelError(
+                    f"row {low if low < 0 else high} is outside 0..{self.shape[0] - 1} of this "
+                    "matrix: is a token id from another tokenizer?"
+                )
         if self.interleave > 1:
             places = torch.empty(self.shape[0] + 1, dtype=torch.long)
             outputs = panel_outputs(self.shape[0], self.interleave).flatten()
