@@ -110,17 +110,17 @@ def _replace_folder(folder: Path, target: Path) -> None:
 
     The old folder is outside of every temporary folder that an interrupt would remove.
     """
-    beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:50]}-old-"))
-    old = beside / "old"
+    parking = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name[:50]}-old-"))
+    old = parking / "old"
     os.rename(target, old)
     try:
         os.rename(folder, target)
     except BaseException:
         if not target.exists():
             os.rename(old, target)
-            beside.rmdir()
+            parking.rmdir()
         raise
-    shutil.rmtree(beside)
+    shutil.rmtree(parking)
 
 
 def check_writable(

@@ -15,7 +15,7 @@ def read_response_format(value: Any) -> Constraint | None:
     """Return the constraint of a `response_format`; None for `text`.
 
     The types are OpenAI's `text`, `json_object` and `json_schema`, and also `regex` and `grammar`,
-    each with its text in a field of the same name. A `schema` beside the type, as in llama.cpp, is
+    each with its text in a field of the same name. A `schema` next to the type, as in llama.cpp, is
     followed, too.
 
     Raises: APIError 400.
