@@ -19,6 +19,7 @@ from skipsearch.models.chat.tool_formats import (
     ANY_OBJECT,
     HERMES,
     TOOL_FORMATS,
+    UNKNOWN_FORMS,
     ToolFormat,
     call_constraint,
     describe_tools,
@@ -207,13 +208,16 @@ def render_prompt_ids(
         return encode_chat(tokenizer, turns), HERMES
     if not _has_place_for_tools(tokenizer, turns, tools):
         return encode_chat(tokenizer, describe_tools(turns, tools)), HERMES
-    form = detect_tool_format(get_chat_template(tokenizer, tools or None) or "")
+    template = get_chat_template(tokenizer, tools or None) or ""
+    form = detect_tool_format(template)
     if tools and form is None and not getattr(tokenizer, "response_schema", None):
         known = ", ".join(form.name for form in TOOL_FORMATS)
+        unknown = [name for mark, name in UNKNOWN_FORMS.items() if mark in template]
         raise APIError(
             400,
-            "this model's chat template writes calls of tools in a form that this server cannot "
-            f"read (it reads {known}, and tokenizers with a response_schema): leave tools out",
+            f"this model writes calls of tools in {', '.join(unknown) or 'a form'} "
+            f"that this server cannot read (it reads {known}, and tokenizers with a "
+            "response_schema): leave tools out",
             "tools",
             "unknown_tool_format",
         )

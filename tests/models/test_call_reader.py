@@ -113,6 +113,17 @@ def test_a_template_names_its_form() -> None:
     assert detect_tool_format("… [TOOL_CALLS] …") is MISTRAL
     assert detect_tool_format('… "parameters" …') is LLAMA_3
     assert detect_tool_format("[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}") is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>\n{{ value }}\n</parameter>",
+        "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}</arg_value>",
+    ],
+)
+def test_calls_in_xml_are_not_taken_for_those_of_hermes(call: str) -> None:
+    assert detect_tool_format(call) is None
     assert detect_tool_format("{{ messages }}") is None
 
 

@@ -60,11 +60,17 @@ LLAMA_3 = ToolFormat(
     arguments_key="parameters",
 )
 TOOL_FORMATS = (HERMES, MISTRAL, LLAMA_3)
+# Marks of forms that cannot be read yet. Their templates also have a mark of the table.
+UNKNOWN_FORMS = {
+    "[ARGS]": "Mistral's newer form",  # the arguments follow the bare name
+    "<function=": "Qwen3-Coder's XML",
+    "<arg_key>": "GLM's XML",
+}
 
 
 def detect_tool_format(template: str) -> ToolFormat | None:
     """Return the form of calls that a chat template names; None if it names none of the table."""
-    if "[ARGS]" in template:  # Mistral's newer form, in which the arguments follow the bare name
+    if any(mark in template for mark in UNKNOWN_FORMS):
         return None
     return next((form for form in TOOL_FORMATS if form.marker in template), None)
 
