@@ -280,9 +280,10 @@ def test_rows_before_the_fork_are_the_same_in_both_texts() -> None:
     ("dtype", "noise", "difference", "passes"),
     [
         ("bfloat16", 0.15, 0.12, True),
-        ("bfloat16", 0.10, 0.12, False),
-        ("bfloat16", 2.0, 0.24, True),
-        ("bfloat16", 2.0, 0.26, False),  # MAX_TOLERANCE
+        ("bfloat16", 0.08, 0.12, False),
+        # MAX_TOLERANCE is 0.25; a processor's own rounding adds up to 0.02.
+        ("bfloat16", 2.0, 0.22, True),
+        ("bfloat16", 2.0, 0.28, False),
         ("bfloat16", 2.0, float("nan"), False),
         ("float32", 2.0, 0.01, False),
     ],
