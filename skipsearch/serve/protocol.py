@@ -7,34 +7,21 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from skipsearch.core.constraint import Constraint
 from skipsearch.serve.api_errors import APIError
+from skipsearch.serve.messages import FastList, Message, RequestPart, T, Text
 from skipsearch.serve.penalties import MinP, Penalties
 from skipsearch.serve.response_format import read_response_format
-from skipsearch.serve.tools import ToolUse, Turn, read_calls, read_tools
+from skipsearch.serve.tools import ToolUse, Turn, read_tools
 
 MAX_ANSWERS = 32  # of one request: prompts times n
 MOST_BIASES = 1000
-T = TypeVar("T")
-# Validation of a list stops at its first wrong entry. A body of 2 MB may hold a million of them,
-# and the error of each takes a kilobyte.
-FastList = Annotated[list[T], Field(fail_fast=True)]
 Several = Annotated[list[T], Field(fail_fast=True, max_length=MAX_ANSWERS)]
 Token = Annotated[int, Field(strict=True, ge=0)]
-Text = Annotated[str, Field(strict=True)]
 
 
 def _shape(value: Any) -> str:
@@ -110,32 +97,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _RequestModel(BaseModel):
-    """The base of all parts of a request body.
-
-    An unknown field is rejected with a 400 that names it (the first one only).
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    inside: ClassVar[str | None] = None  # the field of the request that contains this part
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_fields_alone(cls, data: Any) -> Any:
-        """Raise APIError 400 for an unknown field."""
-        if isinstance(data, dict) and cls.model_config.get("extra") == "forbid":
-            unknown = next((name for name in data if name not in cls.model_fields), None)
-            if unknown is not None:
-                name = ".".join(filter(None, (cls.inside, unknown[:80])))
-                raise APIError(
-                    400,
-                    f"{name} is no field of this request that the server knows: leave it out",
-                    cls.inside or name,
-                )
-        return data
-
-
-class StreamOptions(_RequestModel):
+class StreamOptions(RequestPart):
     """The `stream_options` of a request."""
 
     inside = "stream_options"
@@ -146,7 +108,7 @@ class StreamOptions(_RequestModel):
     include_obfuscation: bool = False
 
 
-class SkipsearchOptions(_RequestModel):
+class SkipsearchOptions(RequestPart):
     """Options that OpenAI's protocol does not have.
 
     profile: "none" decodes plainly.
@@ -158,7 +120,7 @@ class SkipsearchOptions(_RequestModel):
     trace: bool = False
 
 
-class SpeculativeOptions(_RequestModel):
+class SpeculativeOptions(RequestPart):
     """Limits of a request's drafts, under llama-server's name.
 
     n_max: the most tokens that are drafted in a round; 0: none; None: as many as the recipe allows.
@@ -173,7 +135,7 @@ def _read_speculative(value: Any) -> Any:
     return {"n_max": None if value else 0} if isinstance(value, bool) else value
 
 
-class BaseRequest(_RequestModel):
+class BaseRequest(RequestPart):
     """The fields that both kinds of request have. None means the default, as in clients."""
 
     model: Text | None = None
@@ -353,75 +315,6 @@ class CompletionRequest(BaseRequest):
             self.prompt and isinstance(self.prompt[0], int)
         )
         return list(self.prompt) if several else [self.prompt]  # type: ignore[arg-type, list-item]
-
-
-class TextPart(_RequestModel):
-    """A part of a message's content."""
-
-    inside = "messages"
-    type: Literal["text"]
-    text: Text
-
-
-class Message(_RequestModel):
-    """One message of a conversation.
-
-    Clients also send other fields in messages of the assistant. They are ignored if they are null
-    or empty.
-    tool_calls: the calls that the assistant made; its content may then be null.
-    tool_call_id: the call that a message of a tool answers, for templates that render it. Other
-        templates rely on the order of the messages.
-    """
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    role: Annotated[str, Field(min_length=1, max_length=64, strict=True)]
-    content: (
-        Annotated[
-            Annotated[Text, Tag("<text>")] | Annotated[FastList[TextPart], Tag("<parts>")],
-            Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
-        ]
-        | None
-    ) = None
-    tool_calls: list[Any] | None = None
-    tool_call_id: Text | None = None
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Message:
-        """Raise APIError 400 for an unsupported field, and for a message without content."""
-        unsupported = next(
-            (
-                name
-                for name, value in (self.model_extra or {}).items()
-                if value not in (None, [], "") and name != "name"
-            ),
-            None,
-        )
-        if unsupported is not None:
-            raise APIError(
-                400,
-                f"a message has {unsupported!r}, which this server does not carry out: "
-                "leave it out",
-                "messages",
-            )
-        if self.content is None and not self.tool_calls:
-            raise APIError(400, f"a message of the {self.role} has no content", "messages")
-        return self
-
-    @property
-    def turn(self) -> Turn:
-        """The message as chat templates take it. Raises: APIError 400."""
-        text = (
-            "".join(part.text for part in self.content)
-            if isinstance(self.content, list)
-            else self.content
-        )
-        turn: Turn = {"role": self.role, "content": text}
-        if self.tool_calls:
-            turn["tool_calls"] = read_calls(self.tool_calls)
-        if self.role == "tool":
-            more = {"tool_call_id": self.tool_call_id, "name": (self.model_extra or {}).get("name")}
-            turn |= {name: value for name, value in more.items() if isinstance(value, str)}
-        return turn
 
 
 class ChatCompletionRequest(BaseRequest):

@@ -16,7 +16,12 @@ from transformers import PreTrainedTokenizerFast
 
 from skipsearch.errors import ModelError
 from skipsearch.models.chat import chat_text
-from skipsearch.models.chat.chat_text import encode_prompt, get_chat_template, render_user_turn
+from skipsearch.models.chat.chat_text import (
+    encode_prompt,
+    get_chat_template,
+    render_chat,
+    render_user_turn,
+)
 from skipsearch.models.chat.template_sandbox import TemplateRenderer
 from skipsearch.models.loading.hub import DEMO_FOLDER
 from skipsearch.models.third_party import panics_as_errors
@@ -127,6 +132,15 @@ def test_templates_are_rendered_by_a_process_of_their_own_as_transformers_would(
     assert render_user_turn(tokenizer, " two\nplus ") == tokenizer.apply_chat_template(
         asked, add_generation_prompt=True, tokenize=False
     )
+
+
+@pytest.mark.parametrize(("known", "role"), [("", "system"), ("{# developer #}", "developer")])
+def test_a_developer_is_the_system_where_the_template_does_not_know_the_role(
+    known: str, role: str
+) -> None:
+    turns = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    text = render_chat(letter_tokenizer(CHAT_TEMPLATE + known), turns)
+    assert text == f"<s>{role}:be kind\nuser:hi\nai:"
 
 
 HELLO = [{"role": "user", "content": "hello"}]

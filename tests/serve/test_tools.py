@@ -270,6 +270,9 @@ def test_a_template_without_tools_shows_them_in_a_system_message(without: TestCl
     assert described[0]["role"] == "system"
     assert "look a word up" in described[0]["content"]
     assert told(ask(without, tools=TOOLS)) == expected(described, None, CHAT_TEMPLATE)
+    led = [{"role": "developer", "content": "be kind"}, *USER]
+    described = describe_tools([led[0] | {"role": "system"}, *USER], TOOLS)
+    assert told(ask(without, led, tools=TOOLS)) == expected(described, None, CHAT_TEMPLATE)
     as_objects = json.loads(json.dumps(CALLED))
     as_objects[1]["tool_calls"][0]["function"]["arguments"] = {"word": "it"}
     conversation = describe_tools(as_objects, TOOLS)

@@ -69,9 +69,9 @@ def render_chat(
                     list(messages), add_generation_prompt=True, tokenize=False, **options
                 )
             )
-        return get_renderer().render(
-            get_chat_template(tokenizer, tools) or "", tokenizer.special_tokens_map, messages, tools
-        )
+        template = get_chat_template(tokenizer, tools) or ""
+        turns = replace_unknown_roles(template, messages)
+        return get_renderer().render(template, tokenizer.special_tokens_map, turns, tools)
     except ModelError:
         raise
     except TimeoutError as error:
@@ -83,6 +83,19 @@ def render_chat(
             f"the chat template in {tokenizer.name_or_path} cannot take {messages_noun} "
             f"({first_line_of(error)}): {way_out}"
         ) from None
+
+
+def replace_unknown_roles(
+    template: str, messages: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return the messages with the role `system` instead of `developer`, OpenAI's newer name for
+    it, unless the template names that role.
+    """
+    if "developer" in template:
+        return list(messages)
+    return [
+        {**turn, "role": "system"} if turn.get("role") == "developer" else turn for turn in messages
+    ]
 
 
 def _has_custom_chat_code(tokenizer: Any) -> bool:

@@ -155,7 +155,7 @@ def describe_tools(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[Turn]:
             described.append(turn)
     if not tools:
         return described
-    if described and described[0]["role"] == "system":
+    if described and described[0]["role"] in ("system", "developer"):
         first = described[0]
         return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *described[1:]]
     return [{"role": "system", "content": instructions}, *described]
