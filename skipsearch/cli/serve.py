@@ -89,6 +89,14 @@ def serve(
             "holds K/V for at most twice its tokens.",
         ),
     ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Let the pages of this site call the server from a browser, such as "
+            "http://localhost:3000; * allows all pages. May be repeated. Default: none.",
+        ),
+    ] = None,
     batch_passes: Annotated[
         bool,
         typer.Option(
@@ -130,12 +138,21 @@ def serve(
     quantization = merge_activations(quantization, activations)
     from skipsearch.cli.consoles import err
     from skipsearch.serve.auth import APIKeys
+    from skipsearch.serve.cors import read_origins
     from skipsearch.serve.limits import Limits
     from skipsearch.serve.memory_bounds import describe_memory
     from skipsearch.serve.server import is_loopback, require_serve_extra
     from skipsearch.serve.server import run_server as run
 
     require_serve_extra()  # before the model is loaded
+    cors_origins = read_origins(cors or [])
+    if "*" in cors_origins and not APIKeys.from_environment().required:
+        warn(
+            [
+                "--cors is *: every page that a browser here opens may use this server; name the "
+                "sites that need it, or set SKIPSEARCH_API_KEY to ask for a key"
+            ]
+        )
     if not APIKeys.from_environment().required and not is_loopback(host):
         warn(
             [
@@ -173,6 +190,7 @@ def serve(
             lambda address: err.print(
                 f"serving {served_model_name or adapter.spec.id} at {address}; Ctrl-C ends it"
             ),
+            cors_origins,
         )
 
 

@@ -14,6 +14,7 @@ Many requests wait and one thread decodes. A request passes through these module
     penalties     processors for OpenAI's penalties, biases and min_p
 
     server        runs all of it until SIGTERM or Ctrl-C
+    cors          lets pages of other sites call the server, if `--cors` names them
     connections   limits open connections and slow clients
     limits        the limits of a server
     metrics       Prometheus metrics; they contain no text of a request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -35,11 +36,14 @@ SMALL_BODY = 65536  # bytes; a larger body is parsed in a thread, to keep the ev
 LOCAL_NAMES = {"localhost", "127.0.0.1", "[::1]"}
 
 
-def build_app(service: Service, local_only: bool = False) -> FastAPI:
+def build_app(
+    service: Service, local_only: bool = False, cors_origins: Sequence[str] = ()
+) -> FastAPI:
     """Build the application.
 
     local_only: reject requests whose Host header is not a name of this machine. So a page of
         another site cannot reach the server by a host name that resolves to it (DNS rebinding).
+    cors_origins: sites whose pages may call the server from a browser.
     """
 
     @asynccontextmanager
@@ -52,6 +56,14 @@ def build_app(service: Service, local_only: bool = False) -> FastAPI:
         title="skipsearch", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
     )
 
+    if cors_origins:
+        # Preflights are answered without a key. The server uses no cookies, so it allows none.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
     if local_only:
         app.add_middleware(_LocalHostsOnly, service=service)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from math import ceil
 
@@ -38,12 +38,14 @@ def run_server(
     served_model_name: str | None = None,
     alias: str | None = None,
     on_ready: Callable[[str], None] = lambda address: None,
+    cors_origins: Sequence[str] = (),
 ) -> None:
     """Run the server; blocks until it ends.
 
     port: 0 for any free port.
     alias: a second name that clients may use for the model.
     on_ready: called with the server's address when it accepts requests.
+    cors_origins: sites whose pages may call the server from a browser.
 
     Raises: SkipSearchError if the address cannot be used or a library of `skipsearch[serve]` is
         missing; ModelError if the model cannot be served.
@@ -56,7 +58,7 @@ def run_server(
     from skipsearch.serve.service import Service
 
     service = Service(decoder, APIKeys.from_environment(), limits, served_model_name, alias)
-    app = build_app(service, local_only=is_loopback(host))
+    app = build_app(service, local_only=is_loopback(host), cors_origins=cors_origins)
     connections = Connections(limits, on_refusal=lambda: service.metrics.record_refusal(503))
     # log_level: uvicorn warns of each request that is not HTTP, so clients could fill the disk.
     config = uvicorn.Config(

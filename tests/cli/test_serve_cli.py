@@ -32,6 +32,7 @@ from skipsearch.serve.responses import FINISH_REASONS
 from skipsearch.serve.scheduler import Job, RoundOutput, Scheduler
 
 __all__ = ["one_thread"]
+ORIGINS = ["http://localhost:3000", "https://a.example", "app://obsidian.md"]
 
 
 def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) -> None:
@@ -45,8 +46,9 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
         name: str | None,
         alias: str | None,
         ready: Any,
+        cors_origins: list[str],
     ) -> None:
-        handed.extend([decoder, host, port, limits, name, alias])
+        handed.extend([decoder, host, port, limits, name, alias, cors_origins])
         ready("http://127.0.0.1:1234")
 
     monkeypatch.setattr(server, "run_server", serve)
@@ -69,10 +71,14 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
         "lean",
         "--threads",
         1,
+        "--cors",
+        "http://localhost:3000, https://a.example",
+        "--cors",
+        "app://obsidian.md",
     )
     assert code == 0, said
     assert handed[0].recipe.drafters
-    assert handed[1:] == ["127.0.0.1", 0, Limits(max_num_seqs=2), "mine", None]
+    assert handed[1:] == ["127.0.0.1", 0, Limits(max_num_seqs=2), "mine", None, ORIGINS]
     assert "serving mine at http://127.0.0.1:1234; Ctrl-C ends it" in said
     assert "for 2 running requests of up to 1,024 tokens, 2.0 GB for finished texts" in said
 
@@ -88,6 +94,13 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
             "serving needs uvicorn, which is not installed: pip install 'skipsearch[serve]'",
         ),
         (None, " , ", ["--model", "demo"], 1, "SKIPSEARCH_API_KEY is set and holds no key"),
+        (
+            None,
+            None,
+            ["--model", "demo", "--cors", "http://a.example/"],
+            1,
+            "--cors is 'http://a.example/'; give an origin",
+        ),
         (None, None, [], 2, "--profile auto needs --model"),
         (None, None, ["--model", "demo", "--port", "99999"], 2, "less than or equal to 65535"),
     ],
@@ -143,8 +156,10 @@ def test_an_address_that_all_can_reach_without_a_key_is_warned_of(capsys, monkey
         in run_in_process(capsys, monkeypatch, *asked, "--host", "0.0.0.0")[2]
     )
     assert "everybody" not in run_in_process(capsys, monkeypatch, *asked)[2]
+    assert "--cors is *" in run_in_process(capsys, monkeypatch, *asked, "--cors", "*")[2]
     monkeypatch.setenv(KEY_VARIABLE, "k")
     assert "everybody" not in run_in_process(capsys, monkeypatch, *asked, "--host", "0.0.0.0")[2]
+    assert "--cors" not in run_in_process(capsys, monkeypatch, *asked, "--cors", "*")[2]
 
 
 def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path, monkeypatch) -> None:
