@@ -15,6 +15,8 @@ T = TypeVar("T")
 FastList = Annotated[list[T], Field(fail_fast=True)]
 Text = Annotated[str, Field(strict=True)]
 
+IGNORED_MESSAGE_FIELDS = frozenset({"annotations", "cache_control", "id", "name"})
+
 
 class RequestPart(BaseModel):
     """The base of all parts of a request body.
@@ -47,13 +49,14 @@ class TextPart(RequestPart):
     inside = "messages"
     type: Literal["text"]
     text: Text
+    cache_control: Any = None  # is ignored
 
 
 class Message(RequestPart):
     """One message of a conversation.
 
     Clients also send other fields in messages of the assistant. They are ignored if they are null
-    or empty.
+    or empty, or if they change no token.
     tool_calls: the calls that the assistant made; its content may then be null.
     tool_call_id: the call that a message of a tool answers, for templates that render it. Other
         templates rely on the order of the messages.
@@ -78,7 +81,7 @@ class Message(RequestPart):
             (
                 name
                 for name, value in (self.model_extra or {}).items()
-                if value not in (None, [], "") and name != "name"
+                if value not in (None, [], "") and name not in IGNORED_MESSAGE_FIELDS
             ),
             None,
         )

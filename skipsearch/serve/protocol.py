@@ -64,9 +64,10 @@ Prompts = Annotated[
     Discriminator(_shape),
 ]
 
-# Fields that change no token: they are for the accounting and caches of OpenAI's service.
+# Fields that change no token: they are for accounting, caches, routes and the order of requests.
 IGNORED_FIELDS = frozenset(
     {
+        # OpenAI
         "user",
         "metadata",
         "store",
@@ -74,6 +75,17 @@ IGNORED_FIELDS = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
+        # Anthropic, OpenRouter
+        "cache_control",
+        "provider",
+        "usage",
+        # llama.cpp, vLLM
+        "cache_prompt",
+        "id_slot",
+        "return_progress",
+        "timings_per_token",
+        "priority",
+        "request_id",
     }
 )
 # Values that have no effect; any other value is rejected.
@@ -94,6 +106,16 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1,),
     "min_tokens": (0,),
+    "best_of": (1,),
+    "echo": (False,),
+    "documents": ([],),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
+    "mirostat": (0,),
 }
 
 
@@ -164,17 +186,19 @@ class BaseRequest(RequestPart):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
-        """Drop fields that change nothing. Raises: APIError 400 for one that is not supported."""
+        """Drop fields that change nothing, and unknown ones that are null, as if left out.
+
+        Raises: APIError 400 for one that is not supported.
+        """
         if not isinstance(data, dict):
             raise APIError(400, f"the body is a {type(data).__name__}; a request is a JSON object")
         supported = {}
         for name, value in data.items():
-            if name in IGNORED_FIELDS:
+            known = name in cls.model_fields
+            if name in IGNORED_FIELDS or (value is None and not known):
                 continue
-            if name in NEUTRAL_VALUES and name not in cls.model_fields:
-                if value is not None and not any(
-                    value == neutral for neutral in NEUTRAL_VALUES[name]
-                ):
+            if name in NEUTRAL_VALUES and not known:
+                if not any(value == neutral for neutral in NEUTRAL_VALUES[name]):
                     raise APIError(
                         400,
                         f"{name} is {json.dumps(value)[:60]}, which this server does not carry "

@@ -55,7 +55,7 @@ class ToolUse:
     @property
     def in_prompt(self) -> list[Tool]:
         """The tools as chat templates take them."""
-        return [_without_strict(tool) for tool in self.tools]
+        return [_in_prompt(tool) for tool in self.tools]
 
     def constrain(self, form: ToolFormat, answer_schema: Any, relaxed: bool) -> Constraint | None:
         """Return the constraint of the answer; None if its form is free.
@@ -110,11 +110,10 @@ def read_tools(tools: Sequence[Any], choice: Any, parallel: bool | None) -> Tool
     )
 
 
-def _without_strict(tool: Tool) -> Tool:
-    """Return the tool without its field `strict`."""
-    return tool | {
-        "function": {name: value for name, value in tool["function"].items() if name != "strict"}
-    }
+def _in_prompt(tool: Tool) -> Tool:
+    """Return the tool without the fields that are for the server alone."""
+    function = {k: v for k, v in tool["function"].items() if k not in ("strict", "cache_control")}
+    return {k: v for k, v in tool.items() if k != "cache_control"} | {"function": function}
 
 
 def _check_tool(tool: Any) -> None:
@@ -158,7 +157,7 @@ def _check_tool(tool: Any) -> None:
 def read_calls(calls: Any) -> list[dict[str, Any]]:
     """Return the `tool_calls` of an earlier message as chat templates take them.
 
-    OpenAI's arguments are JSON text; a template takes an object.
+    OpenAI's arguments are JSON text; a template takes an object. Text that is no object stays text.
 
     Raises: APIError 400.
     """
@@ -178,17 +177,26 @@ def read_calls(calls: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _parse_arguments(arguments: Any) -> dict[str, Any]:
-    """Return the arguments of a call as an object. Raises: APIError 400."""
+def _parse_arguments(arguments: Any) -> dict[str, Any] | str:
+    """Return the arguments of a call as an object; as text if they are none, as models also write
+    them.
+    """
     try:
         parsed = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
     except (ValueError, RecursionError):
         parsed = None
-    if not isinstance(parsed, dict):
-        raise APIError(
-            400, "a message has a tool call whose arguments are no JSON object", "messages"
-        )
-    return parsed
+    if isinstance(parsed, dict):
+        return parsed
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def _wrap_text_arguments(turns: Sequence[Turn]) -> list[Turn]:
+    """Return the turns with an object around each text of arguments, for templates that need one."""
+    wrapped = json.loads(json.dumps(turns))
+    for call in (call for turn in wrapped for call in turn.get("tool_calls", ())):
+        if isinstance(call["function"]["arguments"], str):
+            call["function"]["arguments"] = {"arguments": call["function"]["arguments"]}
+    return list(wrapped)
 
 
 def render_prompt_ids(
@@ -206,6 +214,13 @@ def render_prompt_ids(
     )
     if not with_tools:
         return encode_chat(tokenizer, turns), HERMES
+    has_text = any(
+        isinstance(call["function"]["arguments"], str)
+        for turn in turns
+        for call in turn.get("tool_calls", ())
+    )
+    if has_text and _render_ids(tokenizer, turns, tools or None) is None:
+        turns = _wrap_text_arguments(turns)
     if not _has_place_for_tools(tokenizer, turns, tools):
         return encode_chat(tokenizer, describe_tools(turns, tools)), HERMES
     template = get_chat_template(tokenizer, tools or None) or ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,13 @@ from pydantic import BaseModel
 
 import skipsearch
 from skipsearch.profile import Profile
+from skipsearch.serve.messages import IGNORED_MESSAGE_FIELDS, Message
+from skipsearch.serve.protocol import (
+    IGNORED_FIELDS,
+    NEUTRAL_VALUES,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
 
 MAX_LINE = 80  # a longer signature has one argument a line
 TOP = "The profile"
@@ -30,6 +38,31 @@ def profile_keys() -> str:
     """A section for each object of a profile, with a table of its keys."""
     schema = Profile.model_json_schema()
     return "\n".join(_sections(schema)) + "\n"
+
+
+def request_fields() -> str:
+    """Which fields of a request are carried out, ignored or refused."""
+    chat, text = ChatCompletionRequest.model_fields, CompletionRequest.model_fields
+    rows = {
+        "carried out": [name for name in chat if name in text],
+        "carried out by `/v1/chat/completions`": [name for name in chat if name not in text],
+        "carried out by `/v1/completions`": [name for name in text if name not in chat],
+        "carried out in a message": list(Message.model_fields),
+        "ignored": sorted(IGNORED_FIELDS),
+        "ignored in a message": sorted(IGNORED_MESSAGE_FIELDS),
+        "ignored in a part of a message, and in a tool": ["cache_control"],
+    }
+    lines = ["| what happens | fields |", "|---|---|"]
+    lines += [f"| {key} | {', '.join(f'`{n}`' for n in names)} |" for key, names in rows.items()]
+    refused = ", ".join(
+        f"`{name}` ({' or '.join(f'`{json.dumps(value)}`' for value in values)})"
+        if values
+        else f"`{name}`"
+        for name, values in NEUTRAL_VALUES.items()
+    )
+    lines.append(f"| refused with any value but null and the one given here | {refused} |")
+    lines.append("| refused with any value but null | every other field |")
+    return "\n".join(lines) + "\n"
 
 
 def _sections(schema: dict[str, Any]) -> Iterator[str]:

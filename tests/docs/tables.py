@@ -73,6 +73,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "engines": listed("engines"),
     "commands": commands,
     "profile-keys": reference.profile_keys,
+    "request-fields": reference.request_fields,
     "python-names": reference.python_names,
     "recipes": results.table,
     "pretrained": results.pretrained,
