@@ -191,7 +191,7 @@ def _parse_arguments(arguments: Any) -> dict[str, Any] | str:
 
 
 def _wrap_text_arguments(turns: Sequence[Turn]) -> list[Turn]:
-    """Return the turns with an object around each text of arguments, for templates that need one."""
+    """Return the turns with an object around arguments that are text: some templates need one."""
     wrapped = json.loads(json.dumps(turns))
     for call in (call for turn in wrapped for call in turn.get("tool_calls", ())):
         if isinstance(call["function"]["arguments"], str):
