@@ -34,6 +34,7 @@ class RequestOptions(TypedDict, total=False):
     max_seconds: float | None
     constraint: Constraint | None
     max_draft_tokens: int | None
+    kept_special: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Request:
     # top-p, and after the processors. It needs `pip install 'skipsearch[constraints]'`.
     constraint: Constraint | None = None
     max_draft_tokens: int | None = None  # of a round; None: as many as the recipe allows
+    # Special tokens that are part of the text, such as marks of calls. Others have no text.
+    kept_special: tuple[str, ...] = ()
 
     def prepare(self, model: ModelAdapter) -> PreparedRequest:
         """Check the request, and return it in the form that the loop needs.
@@ -100,7 +103,13 @@ class Request:
                 not sampling.is_greedy,
             )
         stop_condition = StopCondition(
-            max_tokens, eos, self.stop, model.tokenizer, self.end_on_repeat, self.max_seconds
+            max_tokens,
+            eos,
+            self.stop,
+            model.tokenizer,
+            self.end_on_repeat,
+            self.max_seconds,
+            self.kept_special,
         )
         return PreparedRequest(
             ids, sampling, stop_condition, int(self.seed), processed_acceptance, constraint, limit

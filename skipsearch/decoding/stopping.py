@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import groupby
 from time import monotonic
 from typing import Any
 
@@ -22,12 +23,15 @@ class Detokenizer:
     """A detokenizer that turns a stream of tokens into text.
 
     It never returns an incomplete character, or the beginning of a possible stop string. The text
-    depends only on the tokens, not on when it is read. Special tokens have no text. The work for a
-    token is bounded and does not grow with the text.
+    depends only on the tokens, not on when it is read. Special tokens have no text, except those of
+    `kept_ids`. The work for a token is bounded and does not grow with the text.
     """
 
-    def __init__(self, tokenizer: Any, stop_strings: Sequence[str] = ()):
+    def __init__(
+        self, tokenizer: Any, stop_strings: Sequence[str] = (), kept_ids: Collection[int] = ()
+    ):
         self.tokenizer, self.stop_strings = tokenizer, [StopString(s) for s in stop_strings]
+        self.kept_ids = frozenset(kept_ids)
         self.tokens: list[int] = []
         # The text before token `settled_end` is settled: it cannot change. Tokens from
         # `context_start` to `settled_end` are decoded again as context for later tokens.
@@ -90,8 +94,10 @@ class Detokenizer:
         )
 
     def _decode(self, start: int, end: int | None = None) -> str:
-        text: str = self.tokenizer.decode(self.tokens[start:end], skip_special_tokens=True)
-        return text
+        return "".join(
+            self.tokenizer.decode(list(run), skip_special_tokens=not is_kept)
+            for is_kept, run in groupby(self.tokens[start:end], self.kept_ids.__contains__)
+        )
 
 
 class StopString:
@@ -158,7 +164,8 @@ class StopCondition:
 
     A stop string is searched in the emitted text, so it may span tokens. A stop string that is a
     special token has no text, and is found by its id. max_seconds: a limit in seconds from the
-    creation of this object. It is checked after each token, also within a round."""
+    creation of this object. It is checked after each token, also within a round. kept_special:
+    special tokens that have a text nevertheless."""
 
     def __init__(
         self,
@@ -168,6 +175,7 @@ class StopCondition:
         tokenizer: Any = None,
         end_on_repeat: EndOnRepeat = None,
         max_seconds: float | None = None,
+        kept_special: Collection[str] = (),
     ):
         stop = parse_stop_strings(stop)
         _refuse_large(stop)
@@ -192,14 +200,18 @@ class StopCondition:
         self.repeat_detector = make_detector(end_on_repeat)
         special = (
             {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-            if stop
+            if tokenizer is not None and (stop or kept_special)
             else {}
         )
         self.stop_ids = {special[s] for s in stop if s in special}
         self.detokenizer = (
             None
             if tokenizer is None
-            else Detokenizer(tokenizer, [s for s in stop if s not in special])
+            else Detokenizer(
+                tokenizer,
+                [s for s in stop if s not in special],
+                [special[s] for s in kept_special if s in special],
+            )
         )
 
     def push_token(self, token: int) -> str | None:

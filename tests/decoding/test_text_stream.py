@@ -189,6 +189,23 @@ def test_half_a_character_at_the_end_is_shown_as_decoding_shows_it() -> None:
     assert shown(byte_tokenizer(), byte_tokens("a€")[:2], [True, True]) == ["a", "", "\ufffd"]
 
 
+@with_examples(60)
+@given(st.lists(st.booleans(), min_size=14, max_size=14))
+def test_special_tokens_have_no_text_unless_they_are_kept(looks: list[bool]) -> None:
+    """A reader of calls or of thinking needs its marks, and nobody needs the others."""
+    mark, other = SPECIAL[-1], SPECIAL[0]
+    kept = len(SPECIAL) - 1
+    tokens = [0, *byte_tokens("a€"), kept, kept, 0, *byte_tokens("é b"), kept, 0]
+    stopper = StopCondition(100, tokenizer=byte_tokenizer(), kept_special=[mark, "none"])
+    assert stopper.detokenizer is not None
+    text = ""
+    for token, look in zip(tokens, looks, strict=False):
+        stopper.push_token(token)
+        text += stopper.detokenizer.pop_text() if look else ""
+    assert text + stopper.detokenizer.pop_text(last=True) == f"a€{mark}{mark}é b{mark}"
+    assert other not in text
+
+
 # --- time
 
 
