@@ -78,8 +78,6 @@ class Choice:
         scores = output.scores[: -len(chunk.tokens)] if self.hide_tokens else output.scores
         calls = list[dict[str, Any]]()
         if self.calls is not None:
-            if isinstance(self.calls, SchemaCallReader):
-                text = str(self.tokenizer.decode(chunk.tokens, skip_special_tokens=False))
             text, deltas = self.calls.feed(text, last=chunk.finish_reason is not None)
             calls = [self._add_call_delta(delta) for delta in merge_deltas(deltas)]
             if self.finish_reason == "stop" and self.tool_calls:

@@ -95,6 +95,7 @@ class ActiveRequest:
                     ),
                     constraint=prompt.constraint,
                     max_draft_tokens=http_request.max_draft_tokens,
+                    kept_special=() if use is None else service.kept_special(prompt.tool_format),
                 )
                 self.choices.append(choice)
                 self.jobs.append(
@@ -292,10 +293,11 @@ class Service:
                 "response_format",
             )
         schema = None if wanted is None else wanted.json_schema
+        marks = form.find_marks(self.tokenizer)
         try:
-            return self._compile(use.constrain(form, schema, relaxed=False), "tools")
+            return self._compile(use.constrain(form, marks, schema, relaxed=False), "tools")
         except APIError:
-            relaxed = use.constrain(form, schema, relaxed=True)
+            relaxed = use.constrain(form, marks, schema, relaxed=True)
             if all(tool["function"].get("strict") for tool in use.called_tools):
                 raise
             return self._compile(relaxed, "tools")
@@ -315,6 +317,12 @@ class Service:
         if getattr(self.tokenizer, "response_schema", None):
             return SchemaCallReader(self.tokenizer, max_calls)
         return CallReader(form, max_calls)
+
+    def kept_special(self, form: ToolFormat) -> tuple[str, ...]:
+        """Return the special tokens that the reader of calls must see."""
+        if getattr(self.tokenizer, "response_schema", None):
+            return tuple(token.content for token in self.tokenizer.added_tokens_decoder.values())
+        return tuple(form.find_marks(self.tokenizer))
 
     def _tokenize_prompts(self, request: BaseRequest) -> list[TokenizedPrompt]:
         """Return the prompts of a request as token ids. Raises: APIError 400."""

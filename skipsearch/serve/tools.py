@@ -57,11 +57,13 @@ class ToolUse:
         """The tools as chat templates take them."""
         return [_in_prompt(tool) for tool in self.tools]
 
-    def constrain(self, form: ToolFormat, answer_schema: Any, relaxed: bool) -> Constraint | None:
+    def constrain(
+        self, form: ToolFormat, marks: Mapping[str, int], answer_schema: Any, relaxed: bool
+    ) -> Constraint | None:
         """Return the constraint of the answer; None if its form is free.
 
-        answer_schema: the schema that `response_format` names. relaxed: the arguments of a tool
-        that is not strict may be any object.
+        marks: as for `call_constraint`. answer_schema: the schema that `response_format` names.
+        relaxed: the arguments of a tool that is not strict may be any object.
         """
         tools = [
             tool
@@ -70,12 +72,14 @@ class ToolUse:
             for tool in self.called_tools
         ]
         if self.required:
-            return call_constraint(tools, form, several=self.parallel and self.only is None)
+            return call_constraint(tools, form, marks, several=self.parallel and self.only is None)
         if answer_schema is not None:
-            return call_constraint(tools, form, several=self.parallel, answer_schema=answer_schema)
+            return call_constraint(
+                tools, form, marks, several=self.parallel, answer_schema=answer_schema
+            )
         is_strict = any(tool["function"].get("strict") for tool in self.tools)
         if is_strict and form.begin:  # without a tag nothing tells where a call begins
-            return call_constraint(tools, form, text_before=True)
+            return call_constraint(tools, form, marks, text_before=True)
         return None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any
 
 import jsonschema
 import pytest
 from fastapi.testclient import TestClient
+from helpers.marked_tokenizer import add_marks
 from helpers.served import served
 from helpers.threads import one_thread
 from openai import OpenAI
@@ -62,9 +63,10 @@ TOOLS: list[Any] = [
 USER: list[Any] = [{"role": "user", "content": "describe the module"}]
 
 
-def make_service() -> Service:
+def make_service(marks: Sequence[str] = ()) -> Service:
+    """marks: texts that are special tokens of the vocabulary."""
     model = copy(load_model("demo", engine="lean"))
-    model.tokenizer = copy(model.tokenizer)
+    model.tokenizer = add_marks(model.tokenizer, marks) if marks else copy(model.tokenizer)
     model.tokenizer.chat_template = TEMPLATE
     mask = SkipMask(model.spec.n_layers, (3, 5, 7), (4, 6))
     return Service(Decoder(model, mask, draft_length=4), APIKeys([]), LIMITS, "tiny")
@@ -73,6 +75,13 @@ def make_service() -> Service:
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     with TestClient(build_app(make_service())) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def marked_client() -> Iterator[TestClient]:
+    """A client of a model in whose vocabulary the marks of a call are special tokens."""
+    with TestClient(build_app(make_service(["<tool_call>", "</tool_call>"]))) as client:
         yield client
 
 
@@ -150,7 +159,11 @@ def test_log_probabilities_are_of_the_masked_distribution(client: TestClient) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_required_call_has_the_schema_of_its_tool(client: TestClient, stream: bool) -> None:
+@pytest.mark.parametrize("fixture", ["client", "marked_client"])
+def test_a_required_call_has_the_schema_of_its_tool(
+    request: pytest.FixtureRequest, fixture: str, stream: bool
+) -> None:
+    client: TestClient = request.getfixturevalue(fixture)
     choice = {"type": "function", "function": {"name": "open_file"}}
     answer = ask(client, tools=TOOLS, tool_choice=choice, stream=stream)
     if stream:
@@ -184,7 +197,9 @@ def test_required_lets_the_model_choose_the_tool(client: TestClient) -> None:
     assert call["function"]["name"] in ("open_file", "stop")
 
 
-def test_with_auto_the_answer_may_be_text(client: TestClient) -> None:
+@pytest.mark.parametrize("fixture", ["client", "marked_client"])
+def test_with_auto_the_answer_may_be_text(request: pytest.FixtureRequest, fixture: str) -> None:
+    client: TestClient = request.getfixturevalue(fixture)
     for tools in (TOOLS, TOOLS[1:]):  # with a strict tool and without
         found = ask(client, tools=tools).json()["choices"][0]
         assert found["finish_reason"] in ("length", "stop")

@@ -7,6 +7,7 @@ tools, a system message lists them, in the form of Hermes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,15 @@ class ToolFormat:
         call = {"name": name, self.arguments_key: arguments}
         return f"{self.begin}{json.dumps(call, ensure_ascii=False)}{self.end}"
 
+    def find_marks(self, tokenizer: Any) -> dict[str, int]:
+        """Return the marks of the form that are tokens of their own, such as `<tool_call>`."""
+        texts = (self.begin, self.end, *self.starts)
+        return {
+            token.content: i
+            for i, token in tokenizer.added_tokens_decoder.items()
+            if any(token.content in text for text in texts)
+        }
+
 
 HERMES = ToolFormat(
     "Hermes and Qwen", "<tool_call>", "<tool_call>\n", "\n</tool_call>", ("<tool_call>",)
@@ -78,6 +88,7 @@ def detect_tool_format(template: str) -> ToolFormat | None:
 def call_constraint(
     tools: Sequence[Tool],
     form: ToolFormat,
+    marks: Mapping[str, int],
     *,
     several: bool = True,
     text_before: bool = False,
@@ -85,7 +96,8 @@ def call_constraint(
 ) -> Constraint:
     """Return the constraint of an answer that calls tools.
 
-    The arguments of a tool have the schema of its `parameters`. several: there may be more than one
+    The arguments of a tool have the schema of its `parameters`. marks: texts of the form that are
+    tokens of their own, and their ids. several: there may be more than one
     call. text_before: there may also be other text, and no call. answer_schema: instead of calls,
     the answer may be JSON of this schema.
     """
@@ -99,15 +111,22 @@ def call_constraint(
         )
         names.append(f"f{i}")
     call = f"({' | '.join(names)})"
+    begin, end = _quote(form.begin, marks), _quote(form.end, marks)
     if text_before:
         trigger = form.starts[0]
-        start = f"(trigger {_quote(form.begin[len(trigger) :])} {call} {_quote(form.end)})* TEXT"
-        rules.append(f"trigger[lazy]: TEXT {_quote(trigger)}\nTEXT: /(.|\\n)*/")
+        after = _quote(form.begin[len(trigger) :], marks)
+        if trigger in marks:
+            trigger = f"TEXT {_quote(trigger, marks)}"
+        else:
+            rules.append(f"trigger[lazy]: TEXT {_quote(trigger)}")
+            trigger = "trigger"
+        start = f"({trigger} {after} {call} {end})* TEXT"
+        rules.append("TEXT: /(.|\\n)*/")
     elif form.list_of_calls:
         more = f'(", " {call}){{0,{MAX_CALLS - 1}}}' if several else ""
         start = f'"[" {call} {more} "]"'
     else:
-        one = f"{_quote(form.begin)} {call} {_quote(form.end)}"
+        one = f"{begin} {call} {end}"
         separator = _quote("\n" if form.begin else "; ")
         start = f"{one} ({separator} {one}){{0,{MAX_CALLS - 1}}}" if several else one
     if answer_schema is not None:
@@ -120,8 +139,12 @@ def _json_rule(schema: Mapping[str, Any]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
 
 
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
+def _quote(text: str, marks: Mapping[str, int] | None = None) -> str:
+    """Return a text as a grammar names it: marks by their ids, the rest in quotes."""
+    if not marks:
+        return json.dumps(text, ensure_ascii=False) if text else ""
+    parts = re.split(f"({'|'.join(map(re.escape, marks))})", text)
+    return " ".join(f"<[{marks[part]}]>" if part in marks else _quote(part) for part in parts)
 
 
 def describe_tools(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[Turn]:

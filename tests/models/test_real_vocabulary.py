@@ -1,0 +1,37 @@
+"""Calls in the vocabulary of Qwen2.5-Coder, which has a token for each mark of a call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skipsearch.constraints import compile_constraint
+from skipsearch.models.chat.tool_formats import HERMES, call_constraint
+from skipsearch.models.loading.aliases import MODELS_FOLDER
+from skipsearch.models.loading.gguf_model import read_gguf_tokenizer
+
+FILE = (
+    Path(__file__).parents[2]
+    / MODELS_FOLDER
+    / "qwen2.5-coder-1.5b/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+)
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not FILE.is_file(), reason=f"{FILE.name} is not in {MODELS_FOLDER}"),
+]
+END = 151645  # <|im_end|>
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "look_up"}}]
+
+
+@pytest.mark.parametrize("text_before", [False, True])
+def test_the_tokens_of_a_call_are_legal_to_the_end(text_before: bool) -> None:
+    tokenizer, _ = read_gguf_tokenizer(str(FILE))
+    marks = HERMES.find_marks(tokenizer)
+    assert len(marks) == 2
+    call = HERMES.write_call("look_up", {"word": "it"})
+    tokens = [*tokenizer(call)["input_ids"], END]
+    constraint = call_constraint(TOOLS, HERMES, marks, text_before=text_before)
+    matcher = compile_constraint(constraint, tokenizer, 151936, (END,)).new_matcher()
+    assert matcher.count_legal(tokens) == len(tokens)
