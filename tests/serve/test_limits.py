@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from skipsearch.decoding.stopping import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
-from skipsearch.models import expansion
 from skipsearch.models.chat import template_sandbox, template_sandbox_child
 from skipsearch.serve.limits import Limits
 from skipsearch.serve.protocol import MAX_ANSWERS, MOST_BIASES
@@ -48,10 +47,6 @@ LIMITS = Limits()
             "rendering of a chat template",
             f"{template_sandbox.RENDER_TIMEOUT_S:g} s, "
             f"{template_sandbox_child.MAX_EXTRA_BYTES >> 30} GiB",
-        ),
-        (
-            "what a tokenizer may make of a text",
-            f"{expansion.ALWAYS_BYTES >> 20} MiB, or {expansion.ALWAYS_FACTOR} times the text",
         ),
     ],
 )

@@ -7,7 +7,6 @@ from typing import Any
 
 from skipsearch.errors import ModelError
 from skipsearch.models.chat.template_sandbox import get_renderer
-from skipsearch.models.expansion import check_text
 from skipsearch.models.third_party import first_line_of, panics_as_errors
 
 ToolSchemas = Sequence[Mapping[str, Any]] | None
@@ -149,7 +148,6 @@ def _encode_rendered(tokenizer: Any, text: str, chat: bool) -> list[int]:
 
 def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
     _refuse_surrogates(text)
-    check_text(tokenizer, text)
     try:
         with panics_as_errors():
             return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])

@@ -256,8 +256,6 @@ def _read_tokenizer(file: GGUFFile, config: Any) -> Any:
     """
     from transformers import PreTrainedTokenizerFast
 
-    from skipsearch.models.expansion import check_tokenizer
-
     kind = file.get("tokenizer.ggml.model", str, "none")
     if kind == "none":
         return None
@@ -286,5 +284,4 @@ def _read_tokenizer(file: GGUFFile, config: Any) -> Any:
             f"{file.name}: its tokenizer cannot be read ({first_line_of(error)}); take the "
             "model's folder instead"
         ) from None
-    check_tokenizer(tokenizer, file.paths[0])
     return tokenizer

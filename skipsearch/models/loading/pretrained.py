@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from skipsearch.errors import ModelError
-from skipsearch.models.expansion import check_file, check_tokenizer
 from skipsearch.models.families.table import Family
 from skipsearch.models.loading.config_check import MISMATCH_HINT
 from skipsearch.models.loading.placement import Placement, reject_offload
@@ -109,7 +108,6 @@ def read_tokenizer(folder: Path, config: Any) -> Any:
 
     if not has_tokenizer(folder):
         return None
-    check_file(folder / "tokenizer.json")
     try:
         with silence_transformers(), panics_as_errors():
             tokenizer = AutoTokenizer.from_pretrained(
@@ -123,5 +121,4 @@ def read_tokenizer(folder: Path, config: Any) -> Any:
             f"the tokenizer in {folder} cannot be read ({first_line_of(error)}); download it "
             "again, or remove its files and work on token ids"
         ) from None
-    check_tokenizer(tokenizer, folder)
     return tokenizer
