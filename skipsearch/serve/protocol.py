@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from skipsearch.core.constraint import Constraint
+from skipsearch.models.chat.template_sandbox import OWN_VARIABLES
 from skipsearch.serve.api_errors import APIError
 from skipsearch.serve.messages import FastList, Message, RequestPart, T, Text
 from skipsearch.serve.penalties import MinP, Penalties
@@ -352,12 +353,22 @@ class ChatCompletionRequest(BaseRequest):
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     logprobs: Annotated[bool, Field(strict=True)] | None = None
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
+    # For templates that read them: variables by name, as in vLLM, and OpenAI's reasoning_effort.
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Text | None = None
 
     @model_validator(mode="after")
     def _check_combination(self) -> ChatCompletionRequest:
         """Raise APIError 400 for fields that contradict each other."""
         if self.top_logprobs is not None and not self.logprobs:
             raise APIError(400, "top_logprobs needs logprobs to be true", "top_logprobs")
+        own = sorted(OWN_VARIABLES & self.template_variables.keys())
+        if own:
+            raise APIError(
+                400,
+                f"chat_template_kwargs names {own[0]}, which this server sets itself: leave it out",
+                "chat_template_kwargs",
+            )
         _ = self.tool_use, self.turns, self.constraint  # errors in them are raised at once
         return self
 
@@ -365,6 +376,14 @@ class ChatCompletionRequest(BaseRequest):
     def tool_use(self) -> ToolUse | None:
         """The tools that the answer may call. Raises: APIError 400."""
         return read_tools(self.tools or [], self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Variables for the chat template. A template that does not read them ignores them."""
+        effort = self.reasoning_effort
+        return ({} if effort is None else {"reasoning_effort": effort}) | (
+            self.chat_template_kwargs or {}
+        )
 
     @property
     def turns(self) -> list[Turn]:

@@ -337,7 +337,10 @@ class Service:
                 )
             use = request.tool_use
             ids, tool_format = render_prompt_ids(
-                self.tokenizer, request.turns, [] if use is None else use.in_prompt
+                self.tokenizer,
+                request.turns,
+                [] if use is None else use.in_prompt,
+                request.template_variables,
             )
             constraint = self._make_constraint(request, use, tool_format)
             return [TokenizedPrompt(ids, tool_format=tool_format, constraint=constraint)]

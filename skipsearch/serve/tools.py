@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from skipsearch.core.constraint import Constraint
@@ -32,6 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 Turn = dict[str, Any]
 Tool = dict[str, Any]
+Encode = Callable[..., list[int]]  # `encode_chat` of one tokenizer
 
 
 @dataclass(frozen=True)
@@ -204,29 +206,35 @@ def _wrap_text_arguments(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def render_prompt_ids(
-    tokenizer: Any, turns: Sequence[Turn], tools: Sequence[Tool]
+    tokenizer: Any,
+    turns: Sequence[Turn],
+    tools: Sequence[Tool],
+    variables: Mapping[str, Any] | None = None,
 ) -> tuple[list[int], ToolFormat]:
     """Render a conversation and its tools. Returns (token ids, the form of the model's calls).
+
+    variables: others that the template may read.
 
     If the template has no place for tools or for earlier calls, a system message lists the tools,
     and calls are part of the text.
 
     Raises: ModelError; APIError 400 if the template has tools in a form that cannot be read.
     """
+    encode = partial(encode_chat, tokenizer, variables=variables)
     with_tools = bool(tools) or any(
         turn["role"] == "tool" or "tool_calls" in turn for turn in turns
     )
     if not with_tools:
-        return encode_chat(tokenizer, turns), HERMES
+        return encode(turns), HERMES
     has_text = any(
         isinstance(call["function"]["arguments"], str)
         for turn in turns
         for call in turn.get("tool_calls", ())
     )
-    if has_text and _render_ids(tokenizer, turns, tools or None) is None:
+    if has_text and _render_ids(encode, turns, tools or None) is None:
         turns = _wrap_text_arguments(turns)
-    if not _has_place_for_tools(tokenizer, turns, tools):
-        return encode_chat(tokenizer, describe_tools(turns, tools)), HERMES
+    if not _has_place_for_tools(tokenizer, encode, turns, tools):
+        return encode(describe_tools(turns, tools)), HERMES
     template = get_chat_template(tokenizer, tools or None) or ""
     form = detect_tool_format(template)
     if tools and form is None and not getattr(tokenizer, "response_schema", None):
@@ -240,28 +248,30 @@ def render_prompt_ids(
             "tools",
             "unknown_tool_format",
         )
-    return encode_chat(tokenizer, turns, tools or None), form or HERMES
+    return encode(turns, tools or None), form or HERMES
 
 
-def _has_place_for_tools(tokenizer: Any, turns: Sequence[Turn], tools: Sequence[Tool]) -> bool:
+def _has_place_for_tools(
+    tokenizer: Any, encode: Encode, turns: Sequence[Turn], tools: Sequence[Tool]
+) -> bool:
     """Return whether the prompt differs without the tools, and without the calls."""
-    ids = _render_ids(tokenizer, turns, tools or None)
+    ids = _render_ids(encode, turns, tools or None)
     if ids is None:
         return detect_tool_format(get_chat_template(tokenizer, tools or None) or "") is not None
-    if tools and ids == _render_ids(tokenizer, turns, None):
+    if tools and ids == _render_ids(encode, turns, None):
         return False
     without = [
         {name: value for name, value in turn.items() if name != "tool_calls"} for turn in turns
     ]
     has_calls = any("tool_calls" in turn for turn in turns)
-    return not has_calls or ids != _render_ids(tokenizer, without, tools or None)
+    return not has_calls or ids != _render_ids(encode, without, tools or None)
 
 
 def _render_ids(
-    tokenizer: Any, turns: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None
+    encode: Encode, turns: Sequence[Mapping[str, Any]], tools: Sequence[Tool] | None
 ) -> list[int] | None:
     """Return the token ids of a conversation, tools included; None if the template fails."""
     try:
-        return encode_chat(tokenizer, turns, tools)
+        return encode(turns, tools)
     except ModelError:
         return None

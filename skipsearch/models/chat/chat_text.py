@@ -52,17 +52,19 @@ def render_chat(
     messages: Sequence[Mapping[str, Any]],
     messages_noun: str = "this conversation",
     tools: ToolSchemas = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """Render a conversation in the chat template, up to the beginning of the model's answer.
 
     messages: role and content of each turn. messages_noun: their name in errors. tools: JSON
-    schemas, as for transformers' `apply_chat_template`.
+    schemas, as for transformers' `apply_chat_template`. variables: others that the template may
+    read, such as `enable_thinking`; none of `OWN_VARIABLES`.
 
     Raises: ModelError if the template rejects them, or takes too long or too much memory."""
     way_out = "mend it, or remove it to give the model its prompts as they are"
     try:
         if _has_custom_chat_code(tokenizer):
-            options = {} if tools is None else {"tools": list(tools)}
+            options = dict(variables or {}) | ({} if tools is None else {"tools": list(tools)})
             return str(
                 tokenizer.apply_chat_template(
                     list(messages), add_generation_prompt=True, tokenize=False, **options
@@ -70,7 +72,9 @@ def render_chat(
             )
         template = get_chat_template(tokenizer, tools) or ""
         turns = replace_unknown_roles(template, messages)
-        return get_renderer().render(template, tokenizer.special_tokens_map, turns, tools)
+        return get_renderer().render(
+            template, tokenizer.special_tokens_map, turns, tools, variables
+        )
     except ModelError:
         raise
     except TimeoutError as error:
@@ -129,9 +133,13 @@ def encode_prompt(
 
 
 def encode_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: ToolSchemas = None
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: ToolSchemas = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Return the token ids of a conversation in the chat template. tools: as for `render_chat`.
+    """Return the token ids of a conversation in the chat template. tools, variables: as for
+    `render_chat`.
 
     Raises: ModelError, also if the model has no template."""
     if get_chat_template(tokenizer) is None:
@@ -139,7 +147,8 @@ def encode_chat(
             f"the model in {tokenizer.name_or_path} has no chat template, so nothing says how it "
             "reads a conversation: give it a plain prompt"
         )
-    return _encode(tokenizer, render_chat(tokenizer, messages, tools=tools), special=False)
+    text = render_chat(tokenizer, messages, tools=tools, variables=variables)
+    return _encode(tokenizer, text, special=False)
 
 
 def _encode_rendered(tokenizer: Any, text: str, chat: bool) -> list[int]:

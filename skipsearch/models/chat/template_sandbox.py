@@ -23,6 +23,26 @@ from skipsearch.errors import ModelError
 
 RENDER_TIMEOUT_S = 5.0  # for one prompt; real templates take milliseconds
 START_TIMEOUT_S = 120.0
+# Variables of templates whose values are the program's own.
+OWN_VARIABLES = frozenset(
+    {
+        "add_generation_prompt",
+        "bos_token",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "eos_token",
+        "messages",
+        "pad_token",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tools",
+        "unk_token",
+    }
+)
 CHILD_SCRIPT = Path(__file__).with_name("template_sandbox_child.py")
 
 
@@ -43,17 +63,19 @@ class TemplateRenderer:
         special_tokens: Mapping[str, Any],
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render a conversation, up to the beginning of the model's answer.
 
         special_tokens: by name. messages: role and content of each turn. tools: JSON schemas of
-        functions that the model may call; None: tools are not mentioned.
+        functions that the model may call; None: tools are not mentioned. variables: others that
+        the template may read, as plain data for JSON.
 
         Raises: ValueError with the template's message if it fails; TimeoutError if the process was
         stopped; ModelError if the process does not start."""
         request = {
             "template": template,
-            "tokens": dict(special_tokens),
+            "variables": {**(variables or {}), **special_tokens},
             "messages": [dict(turn) for turn in messages],
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "seconds": self.timeout_s,
