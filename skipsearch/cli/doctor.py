@@ -14,7 +14,7 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Look at this model too: demo, an alias, a Hub id, a folder or a .gguf file."
+            help="Look at this model too: demo, an alias, a Hub id, a folder or a GGUF file."
         ),
     ] = None,
     device: Annotated[

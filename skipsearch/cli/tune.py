@@ -34,7 +34,7 @@ def tune(
     model: Annotated[
         str,
         typer.Option(
-            help="demo, an alias, a Hub id (org/name[@revision]), a folder or a .gguf file."
+            help="demo, an alias, a Hub id (org/name[@revision]), a folder or a GGUF file."
         ),
     ],
     task: Annotated[

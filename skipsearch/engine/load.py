@@ -49,8 +49,8 @@ def load_model(
     progress(done, total): numbers of compiled files.
     allow_native: False limits auto to lean and hf. It is for a caller that picks the engine later
     with `pick_fastest` or `switch_engine`, as the commands do.
-    A GGUF file, whose name ends with .gguf, keeps its numbers in the engine native, and is unpacked
-    for other engines.
+    A GGUF file, whatever its name, keeps its numbers in the engine native, and is unpacked for
+    other engines.
     Raises: ModelError for an unknown engine, or one that cannot run this model here.
     """
     engine = canonical_name(engine)

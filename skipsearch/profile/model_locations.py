@@ -22,7 +22,7 @@ MAX_ENTRIES = 1000  # the folder that was used longest ago is dropped first
 def record_location(weights_sha256: str, folder: Path) -> None:
     """Record that these weights lie in `folder`; do nothing if the list cannot be written."""
     locations = _read_locations()
-    path = str(folder.resolve())
+    path = str(folder.absolute())  # a link may have a better name than what it leads to
     if locations.get(weights_sha256) == path:
         return
     locations.pop(weights_sha256, None)

@@ -193,7 +193,8 @@ def test_a_path_that_is_no_model_folder_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert (
         refusal(tmp_path / "file")
-        == f"{tmp_path}/file is a file; give the folder that holds config.json and the weights"
+        == f"{tmp_path}/file is a file, and no GGUF file; give the folder that holds "
+        "config.json and the weights"
     )
     assert refusal(tmp_path) == (
         f"{tmp_path} has no config.json, so it is no Hugging Face model folder: give the one that "

@@ -176,6 +176,12 @@ def can_dequantize(number_format: str) -> bool:
     return True
 
 
+def has_magic(path: Path) -> bool:
+    """Return whether a file begins as GGUF files do. Raises: OSError."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def read_gguf(path: Path) -> GGUFFile:
     """Read the header of a file, and of the other files of a split one.
 
@@ -233,7 +239,7 @@ class _HeaderReader:
 
     def __init__(self, file: BinaryIO, path: Path):
         self.file, self.name = file, path.name
-        if file.read(4) != MAGIC:
+        if file.read(len(MAGIC)) != MAGIC:
             raise GGUFError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
         version = self.read_scalar("I")
         if version not in VERSIONS:

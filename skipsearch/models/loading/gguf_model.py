@@ -17,7 +17,7 @@ from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelSpec
 from skipsearch.models.families.table import family_of
 from skipsearch.models.loading.gguf_config import NORMS_PLUS_ONE, read_config, rotary_factors
-from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
+from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, has_magic, read_gguf
 from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.quantize import GGUF_PREFIX
 from skipsearch.models.loading.weight_files import hash_weight_files
@@ -33,8 +33,21 @@ SUFFIX = ".gguf"
 
 
 def is_gguf(name: str) -> bool:
-    """Return whether a name is that of a GGUF file."""
+    """Return whether a name is that of a GGUF file: one that begins as such files do, whatever its
+    name, or a name that ends with .gguf and is no folder's.
+    """
+    with suppress(OSError, RuntimeError, ValueError):  # `resolve_model` names what is wrong
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return False
+        if path.is_file() and has_magic(path):
+            return True
     return name.lower().endswith(SUFFIX)
+
+
+def name_file(file: GGUFFile) -> str:
+    """Return the name of a file without its ending; other dots belong to the name."""
+    return file.name[: -len(SUFFIX)] if file.name.lower().endswith(SUFFIX) else file.name
 
 
 def find_gguf(name: str) -> Path:
@@ -60,7 +73,7 @@ def read_gguf_tokenizer(name: str) -> tuple[Any, int]:
 def identify_gguf(name: str) -> tuple[str, Any, str]:
     """Return (model id, config, quantization) of a file, by its header. Raises: GGUFError."""
     file = read_gguf(find_gguf(name))
-    return file.paths[0].stem, read_config(file), name_quantization(file)
+    return name_file(file), read_config(file), name_quantization(file)
 
 
 def open_gguf(name: str, dtype: torch.dtype) -> LoadedModel:
@@ -226,7 +239,7 @@ def _make_spec(file: GGUFFile, config: Any, dtype: torch.dtype) -> ModelSpec:
     eos = [config.eos_token_id, *_list_end_tokens(file, config.vocab_size)]
     eos_ids = [token for token in dict.fromkeys(eos) if token is not None]
     return ModelSpec(
-        id=file.paths[0].stem,
+        id=name_file(file),
         revision=None,
         family=config.model_type,
         n_layers=config.num_hidden_layers,

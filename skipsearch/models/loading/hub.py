@@ -51,7 +51,8 @@ def resolve_model(name: str, *, weights: bool = True) -> tuple[Path, str, str | 
         return folder, folder.resolve().name, None
     if folder.exists():
         raise ModelError(
-            f"{name} is a file; give the folder that holds config.json and the weights"
+            f"{name} is a file, and no GGUF file; give the folder that holds config.json and the "
+            "weights"
         )
     if name.startswith((".", "/", "~")):
         raise ModelError(

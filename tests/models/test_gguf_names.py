@@ -1,0 +1,64 @@
+"""Names of GGUF files: a file is one by how it begins, whatever its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.command import run_in_process
+from helpers.gguf_files import write_model
+
+import skipsearch as ss
+from models.tiny import new_hf_model
+from skipsearch.cli.open_model import find_auto_dtype
+from skipsearch.errors import ModelError
+from skipsearch.models.loading.gguf_file import GGUFError
+from skipsearch.models.loading.gguf_model import identify_gguf, is_gguf
+from skipsearch.models.loading.shipped_heads import ships_draft_head
+
+NAMES = ("sha256-0123abcd", "model", "Model-1.5B.Q8_0", "MODEL.GGUF", "model.bin")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_model(new_hf_model("llama", mlp_bias=False).float(), path, "F32")
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_of_any_name_is_a_gguf_file_if_it_begins_like_one(
+    name: str, tiny: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.symlink_to(tiny)
+    assert is_gguf(str(path))
+    assert identify_gguf(str(path))[0] == (name if name != "MODEL.GGUF" else "MODEL")
+
+
+def test_a_blob_is_loaded_diagnosed_and_searched_for_draft_heads(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = tmp_path / "sha256-0123abcd"
+    blob.write_bytes(tiny.read_bytes())
+    monkeypatch.setenv("SKIPSEARCH_NATIVE", "0")
+    assert ss.load_model(str(blob), device="cpu", engine="hf").spec.family == "llama"
+    assert not ships_draft_head(str(blob), 4)
+    assert find_auto_dtype(str(blob), "pycode", tmp_path, "cpu") == "auto"
+    code, printed, _ = run_in_process(
+        capsys, monkeypatch, "doctor", "--model", str(blob), "--device", "cpu", "--json"
+    )
+    assert code == 0
+    assert "sha256-0123abcd" in printed
+
+
+def test_other_files_and_folders_are_no_gguf_files(tmp_path: Path) -> None:
+    (tmp_path / "folder.gguf").mkdir()
+    (tmp_path / "weights").write_bytes(b"GGU")
+    for name in ("folder.gguf", "weights", "missing", "a\0b", "~no-such-user/x"):
+        assert not is_gguf(str(tmp_path / name) if name[0] != "~" else name), name
+    with pytest.raises(ModelError, match="is a file, and no GGUF file; give the folder"):
+        ss.load_model(str(tmp_path / "weights"), device="cpu")
+    (tmp_path / "damaged.gguf").write_bytes(b"GGU")  # its name says what it is meant to be
+    with pytest.raises(GGUFError, match="does not begin with the letters GGUF"):
+        ss.load_model(str(tmp_path / "damaged.gguf"), device="cpu")
