@@ -300,7 +300,8 @@ async def _stream_response(active: ActiveRequest) -> AsyncIterator[bytes]:
                     else {}
                 )
                 finish = delta.choice.finish_reason
-                if delta.text or delta.tool_calls or delta.scores or finish or more:
+                has_text = delta.text or delta.reasoning or delta.tool_calls
+                if has_text or delta.scores or finish or more:
                     yield encode_event(envelope.delta_chunk(delta, finish, **more, **so_far))
         except APIError as error:  # too late for an HTTP status: 200 was sent
             yield encode_event(error.body)

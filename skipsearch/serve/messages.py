@@ -58,6 +58,7 @@ class Message(RequestPart):
     Clients also send other fields in messages of the assistant. They are ignored if they are null
     or empty, or if they change no token.
     tool_calls: the calls that the assistant made; its content may then be null.
+    reasoning_content, reasoning: the assistant's thinking, for templates that render it.
     tool_call_id: the call that a message of a tool answers, for templates that render it. Other
         templates rely on the order of the messages.
     """
@@ -73,6 +74,8 @@ class Message(RequestPart):
     ) = None
     tool_calls: list[Any] | None = None
     tool_call_id: Text | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Message:
@@ -92,9 +95,14 @@ class Message(RequestPart):
                 "leave it out",
                 "messages",
             )
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not self.tool_calls and not self._thought:
             raise APIError(400, f"a message of the {self.role} has no content", "messages")
         return self
+
+    @property
+    def _thought(self) -> str | None:
+        """The thinking of a message of the assistant."""
+        return (self.reasoning_content or self.reasoning) if self.role == "assistant" else None
 
     @property
     def turn(self) -> Turn:
@@ -107,6 +115,8 @@ class Message(RequestPart):
         turn: Turn = {"role": self.role, "content": text}
         if self.tool_calls:
             turn["tool_calls"] = read_calls(self.tool_calls)
+        if self._thought:
+            turn |= {"content": text or "", "reasoning_content": self._thought}
         if self.role == "tool":
             more = {"tool_call_id": self.tool_call_id, "name": (self.model_extra or {}).get("name")}
             turn |= {name: value for name, value in more.items() if isinstance(value, str)}

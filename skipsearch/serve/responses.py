@@ -14,6 +14,7 @@ from skipsearch.core.stats import DecodeStats, DrafterStats
 from skipsearch.decoding.stopping import Detokenizer
 from skipsearch.decoding.tracing import Proposal
 from skipsearch.models.chat.call_reader import CallDelta, CallReader, SchemaCallReader, merge_deltas
+from skipsearch.models.chat.thinking import ThinkingReader
 from skipsearch.serve.logprobs import TokenScore
 from skipsearch.serve.scheduler import RoundOutput
 
@@ -42,7 +43,9 @@ class Choice:
     drafter_kinds: kinds of the recipe's drafters.
     echo: text that the answer begins with: the prompt, if the request sets `echo`.
     hide_tokens: `max_tokens` is 0. The decoder always generates a token; it is not returned.
-    calls: reads the calls of tools out of the text; None if there are no tools.
+    thinking: reads the thinking out of the text; None if the model does not think.
+    calls: reads the calls of tools out of the other text; None if there are no tools.
+    reasoning: the thinking so far. n_reasoning: its tokens.
     tool_calls: the calls so far, as OpenAI's field `tool_calls`.
     n_tokens: tokens generated.
     """
@@ -52,14 +55,18 @@ class Choice:
     drafter_kinds: Sequence[str]
     echo: str = ""
     hide_tokens: bool = False
+    thinking: ThinkingReader | None = None
     calls: CallReader | SchemaCallReader | None = None
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
+    reasoning: str = ""
+    n_reasoning: int = 0
     scores: list[TokenScore] = field(default_factory=list)
     finish_reason: str | None = None
     stats: DecodeStats | None = None
     n_tokens: int = 0
     _detokenizer: Detokenizer | None = None
+    _first_tokens: list[int] = field(default_factory=list)  # up to the end of the thinking
     _offset: int = 0  # of the next token in `text_offset`, in characters
 
     def add_round(self, output: RoundOutput) -> ChoiceDelta:
@@ -76,15 +83,23 @@ class Choice:
             )
         text = (self.echo if not self.text else "") + ("" if self.hide_tokens else chunk.text or "")
         scores = output.scores[: -len(chunk.tokens)] if self.hide_tokens else output.scores
-        calls = list[dict[str, Any]]()
+        thought, calls = "", list[dict[str, Any]]()
+        is_last = chunk.finish_reason is not None
+        if self.thinking is not None and self.thinking.may_think:
+            self._first_tokens += chunk.tokens
+            thought, text = self.thinking.feed(text, is_last)
+            self.n_reasoning = self.thinking.count_tokens(self.tokenizer, self._first_tokens)
+        elif self.thinking is not None:
+            _, text = self.thinking.feed(text, is_last)
         if self.calls is not None:
-            text, deltas = self.calls.feed(text, last=chunk.finish_reason is not None)
+            text, deltas = self.calls.feed(text, is_last)
             calls = [self._add_call_delta(delta) for delta in merge_deltas(deltas)]
             if self.finish_reason == "stop" and self.tool_calls:
                 self.finish_reason = "tool_calls"
         self.text += text
+        self.reasoning += thought
         self.scores += scores
-        return ChoiceDelta(self, text, scores, chunk.tokens, chunk.proposal, calls)
+        return ChoiceDelta(self, text, scores, chunk.tokens, chunk.proposal, calls, thought)
 
     def _add_call_delta(self, delta: CallDelta) -> dict[str, Any]:
         """Add to `tool_calls`; return the entry of a stream's delta."""
@@ -126,6 +141,7 @@ class ChoiceDelta:
     tokens: Sequence[int] = ()
     proposal: Proposal | None = None
     tool_calls: Sequence[dict[str, Any]] = ()  # entries of a stream's delta
+    reasoning: str = ""
 
     def completion_logprobs(self) -> dict[str, Any] | None:
         """Return the `logprobs` of a completion; None if the request did not ask for them."""
@@ -206,10 +222,19 @@ class ChoiceDelta:
 
 
 def _message(choice: Choice) -> dict[str, Any]:
-    """Return the message of a chat's answer. If there are calls, empty content is null."""
-    calls = {"tool_calls": choice.tool_calls} if choice.tool_calls else {}
-    content = (choice.text.strip() or None) if calls else choice.text
-    return {"role": "assistant", "content": content, "refusal": None} | calls
+    """Return the message of a chat's answer. Next to calls or thinking, empty content is null."""
+    more = _reasoning(choice.reasoning)
+    if choice.tool_calls:
+        more["tool_calls"] = choice.tool_calls
+    content: str | None = choice.text.strip() if choice.tool_calls else choice.text
+    if more:
+        content = content or None
+    return {"role": "assistant", "content": content, "refusal": None} | more
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Return the field of a message, or of a delta, for the thinking."""
+    return {"reasoning_content": text} if text else {}
 
 
 def count_usage(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
@@ -225,6 +250,7 @@ def count_usage(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]
         "total_tokens": prompt_tokens + generated,
         "prompt_tokens_details": {"cached_tokens": min(stats.cached_tokens, prompt_tokens)},
         "completion_tokens_details": {
+            "reasoning_tokens": sum(choice.n_reasoning for choice in choices),
             "accepted_prediction_tokens": stats.accepted,
             "rejected_prediction_tokens": stats.drafted - stats.accepted,
         },
@@ -339,11 +365,13 @@ class ResponseBuilder:
     ) -> dict[str, Any]:
         """Return the event for what a round added to a choice."""
         if self.chat:
-            calls = {"tool_calls": list(delta.tool_calls)} if delta.tool_calls else {}
-            has_content = delta.text or not (finish_reason or calls)
+            more_fields = _reasoning(delta.reasoning)
+            if delta.tool_calls:
+                more_fields["tool_calls"] = list(delta.tool_calls)
+            has_content = delta.text or not (finish_reason or more_fields)
             choice = {
                 "index": delta.choice.index,
-                "delta": ({"content": delta.text} if has_content else {}) | calls,
+                "delta": ({"content": delta.text} if has_content else {}) | more_fields,
                 "logprobs": delta.chat_logprobs(),
                 "finish_reason": finish_reason,
             }

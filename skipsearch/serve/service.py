@@ -16,6 +16,7 @@ from skipsearch.decoding import FORCED_KIND, Decoder, Request
 from skipsearch.errors import ModelError, SkipSearchError
 from skipsearch.models.chat.call_reader import CallReader, SchemaCallReader
 from skipsearch.models.chat.chat_text import encode_prompt, get_chat_template
+from skipsearch.models.chat.thinking import ThinkingReader, ThinkingStart, detect_thinking
 from skipsearch.models.chat.tool_formats import HERMES, ToolFormat
 from skipsearch.serve.api_errors import APIError
 from skipsearch.serve.auth import APIKeys
@@ -36,12 +37,14 @@ class TokenizedPrompt:
 
     echo: text that the answer begins with if the request sets `echo`.
     tool_format: the form of the calls in the answer.
+    thinking: how thinking begins in the answer; None if the model does not think.
     constraint: the shape of the answer; it was compiled.
     """
 
     ids: list[int]
     echo: str = ""
     tool_format: ToolFormat = HERMES
+    thinking: ThinkingStart | None = None
     constraint: Constraint | None = None
 
 
@@ -81,6 +84,9 @@ class ActiveRequest:
                     kinds,
                     prompt.echo,
                     hide_tokens=echo_only,
+                    thinking=None
+                    if prompt.thinking is None
+                    else ThinkingReader(prompt.thinking),
                     calls=None
                     if use is None
                     else service.make_call_reader(use, prompt.tool_format),
@@ -95,7 +101,7 @@ class ActiveRequest:
                     ),
                     constraint=prompt.constraint,
                     max_draft_tokens=http_request.max_draft_tokens,
-                    kept_special=() if use is None else service.kept_special(prompt.tool_format),
+                    kept_special=service.kept_special(use, prompt),
                 )
                 self.choices.append(choice)
                 self.jobs.append(
@@ -318,11 +324,12 @@ class Service:
             return SchemaCallReader(self.tokenizer, max_calls)
         return CallReader(form, max_calls)
 
-    def kept_special(self, form: ToolFormat) -> tuple[str, ...]:
-        """Return the special tokens that the reader of calls must see."""
-        if getattr(self.tokenizer, "response_schema", None):
+    def kept_special(self, use: ToolUse | None, prompt: TokenizedPrompt) -> tuple[str, ...]:
+        """Return the special tokens that the readers of thinking and of calls must see."""
+        if use is not None and getattr(self.tokenizer, "response_schema", None):
             return tuple(token.content for token in self.tokenizer.added_tokens_decoder.values())
-        return tuple(form.find_marks(self.tokenizer))
+        marks = () if prompt.thinking is None else prompt.thinking.form.marks
+        return (*marks, *(() if use is None else prompt.tool_format.find_marks(self.tokenizer)))
 
     def _tokenize_prompts(self, request: BaseRequest) -> list[TokenizedPrompt]:
         """Return the prompts of a request as token ids. Raises: APIError 400."""
@@ -343,7 +350,11 @@ class Service:
                 request.template_variables,
             )
             constraint = self._make_constraint(request, use, tool_format)
-            return [TokenizedPrompt(ids, tool_format=tool_format, constraint=constraint)]
+            thinking = None
+            if use is None or not getattr(self.tokenizer, "response_schema", None):
+                template = get_chat_template(self.tokenizer) or ""
+                thinking = detect_thinking(self.tokenizer, template, ids)
+            return [TokenizedPrompt(ids, "", tool_format, thinking, constraint)]
         assert isinstance(request, CompletionRequest)
         prompts, constraint = [], self._compile(request.constraint, "response_format")
         for given in request.prompts:

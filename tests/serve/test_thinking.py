@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
+from helpers.marked_tokenizer import add_marks
 from helpers.threads import one_thread
 from helpers.tiny import tiny_llama
 
-from skipsearch.decoding import Decoder
+from skipsearch.decoding import Chunk, Decoder, Request
+from skipsearch.engine import load_model
 from skipsearch.models import adapt
+from skipsearch.models.chat.thinking import THINKING_FORMATS, ThinkingFormat
 from skipsearch.serve.app import build_app
 from skipsearch.serve.auth import APIKeys
 from skipsearch.serve.service import Service
@@ -82,3 +87,114 @@ def test_variables_that_the_server_sets_itself_are_refused_by_name(
     assert answer.status_code == 400
     assert name in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == next(iter(fields))
+
+
+# As models that think have it: earlier thinking is rendered, and the answer may begin inside it.
+THINKING_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}:"
+    "{% if m.reasoning_content %}BEGIN{{ m.reasoning_content }}END{% endif %}"
+    "{{ m['content'] }}\n{% endfor %}"
+    "ai:{% if enable_thinking is not defined %}{% elif enable_thinking %}BEGIN\n"
+    "{% else %}BEGIN\n\nEND\n\n{% endif %}"
+)
+PLAIN, SPECIAL = THINKING_FORMATS[0], THINKING_FORMATS[1]
+
+
+class Scripted(Decoder):
+    """A decoder whose answers are written by the test, three tokens in each round."""
+
+    script = ""
+
+    def stream(self, request: Request, **_: Any) -> Iterator[Chunk]:  # type: ignore[override]
+        stop = request.prepare(self.model).stop_condition
+        assert stop.detokenizer is not None
+        tokenizer = self.model.tokenizer
+        ids = [*tokenizer(self.script, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        for at in range(0, len(ids), 3):
+            tokens = stop.cut(ids[at : at + 3])
+            is_last = stop.reason is not None
+            yield Chunk(tokens, stop.detokenizer.pop_text(last=is_last), stop.reason)
+            if is_last:
+                return
+
+
+def scripted(form: ThinkingFormat) -> tuple[Scripted, TestClient]:
+    model = copy(load_model("demo", engine="lean"))
+    model.tokenizer = add_marks(model.tokenizer, form.marks if form is SPECIAL else ["<unused>"])
+    template = THINKING_TEMPLATE.replace("BEGIN", form.begin).replace("END", form.end)
+    model.tokenizer.chat_template = template
+    decoder = Scripted(model)
+    return decoder, TestClient(build_app(Service(decoder, APIKeys([]), LIMITS, "tiny")))
+
+
+@pytest.fixture(scope="module", params=[PLAIN, SPECIAL], ids=["plain", "special"])
+def thinking(request: pytest.FixtureRequest) -> Iterator[tuple[Scripted, TestClient, Any]]:
+    decoder, client = scripted(request.param)
+    with client:
+        yield decoder, client, request.param
+
+
+def read(answer: Any, stream: bool) -> tuple[str, str | None, dict[str, Any]]:
+    """Return (thinking, content, usage)."""
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        message = answer.json()["choices"][0]["message"]
+        usage = answer.json()["usage"]
+        return message.get("reasoning_content", ""), message["content"], usage
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    events = [json.loads(line) for line in lines if line != "[DONE]"]
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    texts = [
+        "".join(delta.get(name) or "" for delta in deltas)
+        for name in ("reasoning_content", "content")
+    ]
+    return texts[0], texts[1] or None, events[-1]["usage"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("variables", "script", "thought", "content"),
+    [
+        ({}, "BEGIN\nit is so\nEND\n\nYes, it is.", "it is so", "Yes, it is."),
+        ({"enable_thinking": True}, "it is so\nEND\n\nYes, it is.", "it is so", "Yes, it is."),
+        ({"enable_thinking": False}, "Yes, it is.", "", "Yes, it is."),
+        ({"enable_thinking": True}, "it goes on and on", "it goes on and on", None),
+    ],
+)
+def test_thinking_has_a_field_of_its_own(
+    thinking: Any, variables: Any, script: str, thought: str, content: str, stream: bool
+) -> None:
+    decoder, client, form = thinking
+    decoder.script = script.replace("BEGIN", form.begin).replace("END", form.end)
+    fields = {"stream": stream, "stream_options": {"include_usage": True} if stream else None}
+    answer = ask(client, max_tokens=100, chat_template_kwargs=variables, **fields)
+    *texts, usage = read(answer, stream)
+    assert texts == [thought, content]
+    n_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    before = decoder.script.partition(form.end)[0] + form.end if content else decoder.script
+    encoded = decoder.model.tokenizer(before if thought else "", add_special_tokens=False)
+    n_end = 1 if thought and not content else 0  # of the answer, which never left the thinking
+    assert n_reasoning == len(encoded.input_ids) + n_end
+
+
+def test_thinking_that_the_limit_cuts_is_no_content(thinking: Any) -> None:
+    decoder, client, form = thinking
+    decoder.script = f"{form.begin}\n{'it goes on ' * 20}{form.end}Yes"
+    choice = ask(client, max_tokens=20).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"] is None
+    assert choice["message"]["reasoning_content"].startswith("it goes on")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_earlier_thinking_is_given_to_the_template(thinking: Any, name: str) -> None:
+    decoder, client, _ = thinking
+    decoder.script = "Yes"
+    user = {"role": "user", "content": "say it"}
+    counts = [
+        ask(client, messages=[user, {"role": "assistant", "content": "No", **more}, user]).json()[
+            "usage"
+        ]["prompt_tokens"]
+        for more in ({}, {name: "so"}, {name: None}, {name: ""})
+    ]
+    assert counts[1] > counts[0] == counts[2] == counts[3]
