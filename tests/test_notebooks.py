@@ -17,14 +17,6 @@ SHORTER = {
         ),
         ("trials=30", "trials=8"),
     ],
-    "02_searchers.ipynb": [("masks=18", "masks=8")],
-    "03_methods.ipynb": [
-        (
-            "task.calibration[:4], holdout=task.holdout[:6], max_new_tokens=40",
-            "task.calibration[:2], holdout=task.holdout[:2], max_new_tokens=24",
-        ),
-        ("trials=20", "trials=4"),
-    ],
 }
 
 
