@@ -179,7 +179,10 @@ def _drop_illegal(draft: Draft, tokens: Sequence[int], matcher: Matcher) -> Draf
     chosen = draft.tokens[torch.tensor(legal_nodes, device=draft.tokens.device)]
     if n_main == len(legal_nodes):  # a chain
         return Draft(chosen, copied_from=draft.copied_from)
-    return Draft(chosen, copied_from=draft.copied_from, parents=parents, n_main=n_main)
+    nodes = tuple(i + 1 for i in legal_nodes)
+    return Draft(
+        chosen, copied_from=draft.copied_from, parents=parents, n_main=n_main, own_nodes=nodes
+    )
 
 
 class ForcedSession(DraftSession):

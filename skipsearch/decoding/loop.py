@@ -267,7 +267,10 @@ class DecodeLoop:
         ctx.cache.length += 1 + len(accepted_nodes)
         ctx.pending = rows.new_tensor([[next_token]])
         if draft is not None:
-            request.sessions[drafter_index].verified(ctx, accepted_nodes)
+            own = draft.own_nodes
+            request.sessions[drafter_index].verified(
+                ctx, accepted_nodes if own is None else [own[node - 1] for node in accepted_nodes]
+            )
 
         verified_at = ended = perf_counter()
         # Observers read hidden states during the pass; `stats` counts their time separately.
@@ -303,9 +306,8 @@ class DecodeLoop:
     ) -> None:
         """Add one round to the counters of the request, of its drafter and of the guard."""
         stats = request.stats
-        n_tokens = 0 if draft is None else len(draft.tokens)
-        n_drafted = n_tokens if draft is None or draft.n_main is None else draft.n_main
-        n_siblings = n_tokens - n_drafted
+        n_drafted = 0 if draft is None else draft.depth
+        n_siblings = 0 if draft is None else len(draft.tokens) - n_drafted
         if draft is not None:
             n_copied = 0
             if draft.copied_from is not None:

@@ -123,6 +123,13 @@ class Draft:
     parents: tuple[int, ...] | None = None
     n_main: int | None = None  # length of the main path of a tree
     partial_pass: PartialPass | None = None  # verification may resume from it
+    # [N]: the node of the drafter's own draft that each node is, if a constraint removed others.
+    own_nodes: tuple[int, ...] | None = None
+
+    @property
+    def depth(self) -> int:
+        """The length of the longest path: the most tokens that a round can accept."""
+        return len(self.tokens) if self.parents is None else max(list_depths(self.parents))
 
     def main_path(self) -> Draft:
         """Return the main path, without siblings."""
@@ -134,6 +141,14 @@ class Draft:
             self.copied_from,
             partial_pass=self.partial_pass,
         )
+
+
+def list_depths(parents: Sequence[int]) -> tuple[int, ...]:
+    """Return the depth of each node of a tree, from 1. parents: as in `Draft`."""
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return tuple(depths[1:])
 
 
 class DraftSession:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
+from helpers.drafting import wrap_drafters
 from helpers.tiny import VOCAB, FullModel, tiny_llama, tiny_model_and_reference, with_eos
 from helpers.toy_constraint import Rule, constrained_by, make_rule
 from numpy.typing import NDArray
@@ -21,7 +23,16 @@ from skipsearch.drafters.skip.spec import Skip
 from skipsearch.errors import DecodeError
 from skipsearch.models import adapt
 
-from .checks import DRAFTINGS, FEW_TOKENS, REQUESTS, Drafting, assert_partly_accepted
+from .checks import (
+    DRAFTINGS,
+    FEW_TOKENS,
+    MASKS,
+    PROMPTS,
+    REQUESTS,
+    Drafting,
+    assert_partly_accepted,
+)
+from .count_checks import Recorder
 from .enumeration_checks import Law, check_law
 from .sampling_checks import Warp
 
@@ -89,6 +100,35 @@ def check_constrained_greedy(
                     assert result.finish_reason == ("eos" if EOS in expected else "length")
                     total += result.stats
     assert_partly_accepted(total)
+    return total
+
+
+def check_constrained_counts() -> DecodeStats:
+    """Check what rounds accept of trees whose main path may be illegal, and what a drafter learns.
+
+    The nodes that it is told are the accepted tokens, in its own draft.
+    """
+    model, _ = tiny_model_and_reference()
+    model = with_eos(model, EOS)
+    drafting = Drafting(MASKS[0], 5, siblings=Siblings(below=1.0, most=3))
+    total, n_siblings = DecodeStats(), 0
+    for seed, prompt in product(range(4), PROMPTS):
+        decoder = wrap_drafters(drafting.decoder(model), Recorder)
+        [(_, recorder)] = decoder.loop.drafters
+        assert isinstance(recorder, Recorder)
+        with constrained_by(make_rule(seed, VOCAB, EOS), EOS):
+            result = decoder.generate(prompt, 20)
+        text, stats = [*prompt, *result.tokens], result.stats.by_drafter[0]
+        for history, draft, trunk, nodes in zip(
+            recorder.histories, recorder.drafts, recorder.trunks, recorder.verified, strict=True
+        ):
+            emitted = text[len(history) :][: len(nodes)]  # the end of the text may cut the accepted
+            assert [draft[node - 1] for node in nodes][: len(emitted)] == emitted
+            n_siblings += sum(node > trunk for node in nodes)
+        assert all(rate <= 1 for rate in stats.acceptance_by_position)
+        total += result.stats
+    assert_partly_accepted(total)
+    assert n_siblings > 0
     return total
 
 

@@ -21,7 +21,13 @@ from skipsearch.drafters import Draft
 from skipsearch.drafters.lookup.spec import Lookup
 
 from .checks import MASKS, PROMPTS, Drafting, assert_partly_accepted
-from .constraint_checks import EOS, check_constrained_greedy, check_constrained_law, masked_greedy
+from .constraint_checks import (
+    EOS,
+    check_constrained_counts,
+    check_constrained_greedy,
+    check_constrained_law,
+    masked_greedy,
+)
 from .schema_checks import DRAFTINGS_OF_SCHEMAS, check_schema, schemas, world
 
 
@@ -117,6 +123,10 @@ def test_illegal_draft_tokens_cost_no_row() -> None:
         for prompt in PROMPTS:
             drafting.decoder(model).generate(prompt, 20)
     assert seen > 0
+
+
+def test_a_round_accepts_no_more_than_it_drafted_and_a_drafter_learns_which_of_its_nodes() -> None:
+    check_constrained_counts()
 
 
 def test_the_masks_of_a_tree_follow_each_nodes_own_path() -> None:

@@ -15,6 +15,7 @@ from skipsearch.core.mask import SkipMask, format_sublayer_count
 from skipsearch.core.reading import Reading
 from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftVocabulary
 from skipsearch.core.schema_types import FrozenModel, Layers, ModuleRef, broken_rule, is_none
+from skipsearch.drafters.base import list_depths
 from skipsearch.drafters.skip.spec import sorted_unique
 
 if TYPE_CHECKING:
@@ -78,10 +79,7 @@ class DraftTree(FrozenModel):
     @property
     def depths(self) -> tuple[int, ...]:
         """Depth of each node, from 1."""
-        depths = [0]
-        for parent in self.parents:
-            depths.append(depths[parent] + 1)
-        return tuple(depths[1:])
+        return list_depths(self.parents)
 
 
 class S3D(DrafterSpec):

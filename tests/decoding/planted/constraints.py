@@ -15,7 +15,11 @@ from skipsearch.decoding import acceptor
 from skipsearch.decoding.acceptor import Acceptor, make_masks
 from skipsearch.drafters import Draft
 
-from ..constraint_checks import check_constrained_greedy, check_constrained_law
+from ..constraint_checks import (
+    check_constrained_counts,
+    check_constrained_greedy,
+    check_constrained_law,
+)
 from .register import caught_by
 
 
@@ -61,4 +65,25 @@ def q_counts_illegal_tokens() -> Iterator[None]:
         return replace(result, probs=draft.probs[: len(result.tokens)])
 
     with patch.object(Acceptor, "cut", cut):
+        yield
+
+
+@caught_by(check_constrained_counts)
+def a_drafter_learns_nodes_of_the_tree_that_the_constraint_left() -> Iterator[None]:
+    real = Acceptor.cut
+
+    def cut(self: Acceptor, draft: Draft) -> Draft | None:
+        result = real(self, draft)
+        return None if result is None else replace(result, own_nodes=None)
+
+    with patch.object(Acceptor, "cut", cut):
+        yield
+
+
+@caught_by(check_constrained_counts)
+def siblings_of_a_removed_token_do_not_count_as_drafted() -> Iterator[None]:
+    def n_main(self: Draft) -> int:
+        return len(self.tokens) if self.n_main is None else self.n_main
+
+    with patch.object(Draft, "depth", property(n_main)):
         yield
