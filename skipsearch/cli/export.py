@@ -14,13 +14,6 @@ from skipsearch.cli.options import profile_model_argument, warn
 
 def export(
     profile: Annotated[Path, typer.Option(help="The profile whose skip drafter is exported.")],
-    format: Annotated[
-        str,
-        typer.Option(
-            help="hf: whole layers, for any engine. custom-generate: the whole profile without "
-            "weights, for transformers' generate."
-        ),
-    ],
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="The folder to write, which must not exist.")
     ],
@@ -28,29 +21,23 @@ def export(
         str | None, typer.Option(help="The model. Default: the profile's own.")
     ] = None,
 ) -> None:
-    """Example: skipsearch export --profile my-profile.yaml --format hf --out my-draft
+    """Example: skipsearch export --profile my-profile.yaml --out my-draft
 
     Write a profile's skip drafter as a checkpoint of its own, for vLLM, SGLang, TensorRT-LLM,
     llama.cpp or Transformers. The README in the folder has the commands, and says what of the
-    profile a checkpoint cannot hold. Weights are copied as they are stored; no model is loaded.
-
-    The format custom-generate writes a folder for `model.generate(…, custom_generate=FOLDER,
-    trust_remote_code=True)` instead, which drafts with the whole profile."""
+    profile a checkpoint cannot hold. Weights are copied as they are stored; no model is loaded."""
     from skipsearch.cli.consoles import err
     from skipsearch.cli.consoles import out as console
     from skipsearch.cli.progress import ProgressBar
     from skipsearch.export import export_draft as run
-    from skipsearch.export.custom_generate import CUSTOM_GENERATE
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile)
     with ProgressBar(err) as bar:
         copying = bar.add_task("copying weights", total=None)
-        named = "" if format == CUSTOM_GENERATE else model or profile_model_argument(loaded)
         warnings = run(
             loaded,
-            named,
-            format,
+            model or profile_model_argument(loaded),
             out,
             lambda done, total: bar.update(copying, completed=done, total=total),
         )

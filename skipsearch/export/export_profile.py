@@ -10,21 +10,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from skipsearch.core.files import new_folder
-from skipsearch.core.registry import resolve_name
 from skipsearch.errors import ExportError
 from skipsearch.export.checkpoint import Checkpoint, open_checkpoint
-from skipsearch.export.custom_generate import CUSTOM_GENERATE, write_custom_generate
 from skipsearch.export.exportable import extract_exportable
+from skipsearch.export.hf_checkpoint import convert_to_hf
 from skipsearch.export.readme import render_readme
 from skipsearch.export.tensor_copy import copy_weights
 from skipsearch.profile import Profile
 from skipsearch.profile.compatibility import compatibility_warnings
 
-FORMATS: dict[str, str] = {
-    "hf": "skipsearch.export.hf_checkpoint:convert_to_hf",
-    # The format that holds no checkpoint and therefore needs no model.
-    CUSTOM_GENERATE: "skipsearch.export.custom_generate:write_custom_generate",
-}
 # Files of a model that its draft also needs: tokenizer, generation settings, licence.
 COPIED_FILES = (
     "tokenizer*",
@@ -45,16 +39,13 @@ COPIED_FILES = (
 def export_draft(
     profile: Profile,
     model: str,
-    format: str,
     out: str | Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """Write the skip drafter of `profile` to the new folder `out`; return warnings.
 
+    The folder is a checkpoint of whole layers, whose weights are copied as they are stored.
     model: as `load_model` takes it.
-    format: `hf`, a checkpoint of whole layers whose weights are copied as they are stored; or
-    `custom-generate`, a folder for `model.generate`, which holds the whole profile and no weights
-    and needs no model.
     out: is written completely or not at all, even if the process is interrupted.
     progress(done, total): bytes of weights.
 
@@ -62,12 +53,6 @@ def export_draft(
     for another architecture.
     """
     target = Path(out)
-    if format == CUSTOM_GENERATE:
-        _require_free(target)
-        with _write_folder(target) as folder:
-            write_custom_generate(profile, folder, target.name)
-        return []
-    convert = resolve_name("export format", format, FORMATS, ExportError)
     _require_free(target)
     draft = extract_exportable(profile)
     source = open_checkpoint(model)
@@ -89,7 +74,7 @@ def export_draft(
             f"the exported draft has all weights and tokens of the sub-layers that it keeps: "
             f"{draft.skip.reading} is left out, so it is slower than the profile says"
         )
-    conversion = convert(source, draft.mask)
+    conversion = convert_to_hf(source, draft.mask)
     with _write_folder(target) as folder:
         (folder / "config.json").write_text(
             json.dumps(conversion.config, indent=2, ensure_ascii=False) + "\n", "utf-8"

@@ -25,9 +25,7 @@ def test_help_starts_with_an_example(
 ) -> None:
     assert run(monkeypatch, "--help") == 0
     body = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert (
-        body[1] == "Example: skipsearch export --profile my-profile.yaml --format hf --out my-draft"
-    )
+    assert body[1] == "Example: skipsearch export --profile my-profile.yaml --out my-draft"
 
 
 def test_it_writes_the_folder_and_says_what_to_read(
@@ -39,8 +37,6 @@ def test_it_writes_the_folder_and_says_what_to_read(
             monkeypatch,
             "--profile",
             write_demo_profile(tmp_path / "profile.yaml", mlp="[5, 6]"),
-            "--format",
-            "hf",
             "--out",
             out,
         )
@@ -53,15 +49,13 @@ def test_it_writes_the_folder_and_says_what_to_read(
 
 
 @pytest.mark.parametrize(
-    ("form", "mlp", "more", "sentence"),
+    ("mlp", "more", "sentence"),
     [
-        ("hf", "[5]", [], "skips the attention but not the MLP of layer 6"),
-        ("gguf", "[5, 6]", [], "there is no export format called 'gguf'"),
-        ("hf", "[5, 6]", ["--model", "demmo"], "did you mean demo?"),
+        ("[5]", [], "skips the attention but not the MLP of layer 6"),
+        ("[5, 6]", ["--model", "demmo"], "did you mean demo?"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_written(
-    form: str,
     mlp: str,
     more: list[str],
     sentence: str,
@@ -70,10 +64,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write_demo_profile(tmp_path / "profile.yaml", mlp=mlp)
-    assert (
-        run(monkeypatch, "--profile", path, "--format", form, "--out", tmp_path / "draft", *more)
-        == 1
-    )
+    assert run(monkeypatch, "--profile", path, "--out", tmp_path / "draft", *more) == 1
     told = capsys.readouterr()
     assert told.out == ""
     assert sentence in told.err

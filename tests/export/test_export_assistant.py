@@ -32,7 +32,7 @@ NEW_TOKENS, DRAFT_LENGTH = 40, 5
 @pytest.fixture(scope="module")
 def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "draft"
-    export_draft(profile_for("demo", "llama", MASK), "demo", "hf", folder)
+    export_draft(profile_for("demo", "llama", MASK), "demo", folder)
     return folder
 
 

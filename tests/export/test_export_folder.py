@@ -48,7 +48,7 @@ def source(tmp_path: Path) -> Path:
 
 def export_from(source: Path, mask: SkipMask = MASK) -> list[str]:
     return export_draft(
-        profile_for(str(source), "llama", mask), str(source), "hf", source.with_name("draft")
+        profile_for(str(source), "llama", mask), str(source), source.with_name("draft")
     )
 
 
@@ -182,7 +182,6 @@ def test_large_weights_come_in_shards_with_an_index(
     export_draft(
         profile_for(str(source), "llama", MASK),
         str(source),
-        "hf",
         draft,
         lambda done, total: told.append((done, total)),
     )
@@ -217,7 +216,7 @@ def test_everybody_may_read_it(source: Path, tmp_path: Path) -> None:
 
 def test_a_profile_that_drafts_nothing_has_nothing_to_export(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"drafts nothing.*there is nothing to export"):
-        export_draft(load_profile(GOLDEN / "v3_plain.yaml"), str(source), "hf", tmp_path / "draft")
+        export_draft(load_profile(GOLDEN / "v3_plain.yaml"), str(source), tmp_path / "draft")
 
 
 LOOKUP = Lookup(min_match=3, draft_length=7)
@@ -245,7 +244,7 @@ def test_a_recipe_without_exactly_one_skip_drafter_is_refused_before_any_work(
         match=f"{has}, and an export carries the mask of one: use it in skipsearch, or make one "
         "with",
     ):
-        export_draft(profile, str(source), "hf", tmp_path / "draft")
+        export_draft(profile, str(source), tmp_path / "draft")
     assert os.listdir(tmp_path) == ["model"]
 
 
@@ -253,26 +252,17 @@ def test_of_lookup_and_skip_the_skip_drafter_is_exported_and_the_rest_is_named(
     source: Path, tmp_path: Path
 ) -> None:
     warnings = export_draft(
-        profile_for(str(source), "llama", MASK, LOOKUP), str(source), "hf", tmp_path / "draft"
+        profile_for(str(source), "llama", MASK, LOOKUP), str(source), tmp_path / "draft"
     )
     assert (
         "lookup is left out, since no checkpoint can hold it: draft/README.md says more" in warnings
     )
     alone = export_draft(
-        profile_for(str(source), "llama", MASK), str(source), "hf", tmp_path / "alone"
+        profile_for(str(source), "llama", MASK), str(source), tmp_path / "alone"
     )
     assert not [warning for warning in alone if "is left out" in warning]
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "draft" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
-
-
-def test_an_unknown_format_is_answered_with_the_known_ones(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ExportError, match=r"no export format called 'gguf'; available: custom-generate, hf"
-    ):
-        export_draft(
-            profile_for(str(source), "llama", MASK), str(source), "gguf", tmp_path / "draft"
-        )
 
 
 def test_a_profile_of_another_model_is_refused(source: Path, tmp_path: Path) -> None:
@@ -280,14 +270,13 @@ def test_a_profile_of_another_model_is_refused(source: Path, tmp_path: Path) -> 
         export_draft(
             profile_for("org/other", "llama", SkipMask.from_layers(5, (1,))),
             str(source),
-            "hf",
             tmp_path / "draft",
         )
 
 
 def test_a_profile_of_other_weights_is_a_warning(source: Path, tmp_path: Path) -> None:
     warnings = export_draft(
-        profile_for("org/other", "llama", MASK), str(source), "hf", tmp_path / "draft"
+        profile_for("org/other", "llama", MASK), str(source), tmp_path / "draft"
     )
     assert any("made for org/other, used with model" in warning for warning in warnings)
 
@@ -299,7 +288,7 @@ def test_a_draft_that_lost_to_plain_decoding_is_exported_with_a_warning(
     lost = lost.model_copy(
         update={"model": profile_for("model", "llama", MASK).model, "lost": (SKIP,)}
     )
-    (warning,) = export_draft(lost, str(source), "hf", tmp_path / "draft")
+    (warning,) = export_draft(lost, str(source), tmp_path / "draft")
     assert "nothing beat plain decoding where this profile was made" in warning
 
 

@@ -27,7 +27,7 @@ REFUSED = {"gemma3": "it is the text part of a model that also sees images"}
 def exported(name: str, layers: tuple[int, ...], folder: Path, model: Any = None) -> Path:
     source = saved(model or hf_model(name), folder / "model")
     profile = profile_for(str(source), TINY[name].family, SkipMask.from_layers(LAYERS, layers))
-    export_draft(profile, str(source), "hf", folder / "draft")
+    export_draft(profile, str(source), folder / "draft")
     return folder / "draft"
 
 
@@ -68,7 +68,7 @@ def test_the_kinds_of_layers_are_written_down_where_the_config_meant_a_pattern(
     del config["layer_types"]
     (source / "config.json").write_text(json.dumps(config))
     mask = SkipMask.from_layers(LAYERS, (0,))
-    export_draft(profile_for(str(source), "gemma2", mask), str(source), "hf", tmp_path / "draft")
+    export_draft(profile_for(str(source), "gemma2", mask), str(source), tmp_path / "draft")
     assert json.loads((tmp_path / "draft" / "config.json").read_text())["layer_types"] == [
         "full_attention",
         "sliding_attention",
@@ -143,5 +143,5 @@ def test_a_mask_that_leaves_no_ordinary_checkpoint_is_refused(
 ) -> None:
     source = saved(hf_model("llama"), tmp_path / "model")
     with pytest.raises(ExportError, match=rule):
-        export_draft(profile_for(str(source), "llama", mask), str(source), "hf", tmp_path / "draft")
+        export_draft(profile_for(str(source), "llama", mask), str(source), tmp_path / "draft")
     assert not (tmp_path / "draft").exists()

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,12 +15,9 @@ from transformers import GenerationConfig, LogitsProcessorList, pipeline
 
 import skipsearch as ss
 from skipsearch.errors import ModelError, ProfileError, UnsupportedRequest
-from skipsearch.export.export_profile import export_draft
-from skipsearch.profile import dump_profile, load_profile
 
 MASK = ss.SkipMask(LAYERS, (1, 3), (2,))
 IDS = torch.tensor([[5, 17, 40, 3]])
-GOLDEN = Path(__file__).parents[1] / "profile" / "golden"
 
 
 @pytest.fixture
@@ -82,56 +78,3 @@ def test_what_cannot_be_attached_is_refused_in_one_sentence() -> None:
     for profile, sentence in (("x.yaml", "load it first"), (None, "attach needs a profile")):
         with pytest.raises(ProfileError, match=sentence):
             ss.attach(tiny_llama(), profile)  # type: ignore[arg-type]
-
-
-def test_a_folder_of_custom_generate_drafts_for_whoever_has_skipsearch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafted: list[int]
-) -> None:
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    model = tiny_llama()
-    profile = load_profile(GOLDEN / "v3_unmeasured.yaml")
-    made_for = profile.model.model_copy(
-        update={
-            "family": "llama",
-            "n_layers": LAYERS,
-            "config_sha256": None,
-            "weights_sha256": None,
-        }
-    )
-    recipe = ss.Recipe.from_data([{"kind": "lookup", "min_match": 1, "draft_length": 4}])
-    profile = profile.model_copy(update={"model": made_for, "drafters": recipe.drafters})
-    assert export_draft(profile, "", "custom-generate", tmp_path / "folder") == []
-    assert sorted(
-        str(p.relative_to(tmp_path / "folder"))
-        for p in (tmp_path / "folder").rglob("*")
-        if p.is_file()
-    ) == ["README.md", "custom_generate/generate.py"]
-    assert (
-        dump_profile(profile).splitlines()[1]
-        in (tmp_path / "folder" / "custom_generate" / "generate.py").read_text()
-    )
-    expected = model.generate(IDS, max_new_tokens=20).tolist()
-    got = model.generate(
-        input_ids=IDS,
-        attention_mask=torch.ones_like(IDS),
-        max_new_tokens=20,
-        custom_generate=str(tmp_path / "folder"),
-        trust_remote_code=True,
-    )
-    assert got.tolist() == expected
-    assert drafted
-    with pytest.raises(ss.ExportError, match="exists already"):
-        export_draft(profile, "", "custom-generate", tmp_path / "folder")
-
-
-def test_trained_weights_do_not_fit_into_such_a_folder(tmp_path: Path) -> None:
-    trained = next(
-        profile
-        for path in sorted(GOLDEN.glob("v3_*.yaml"))
-        if (profile := load_profile(path)).recipe.modules
-    )
-    with pytest.raises(
-        ss.ExportError, match="the drafter adapted of this profile has trained weights"
-    ):
-        export_draft(trained, "", "custom-generate", tmp_path / "folder")
-    assert not (tmp_path / "folder").exists()

@@ -65,12 +65,6 @@ def test_the_mask_of_a_version_1_file_that_lost_is_a_candidate_that_lost() -> No
     assert parse_profile(text.encode(), "x.yaml") == lost()
 
 
-def test_the_json_schema_is_the_golden_file() -> None:
-    check_golden(
-        GOLDEN / "schema.json", json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
-    )
-
-
 def test_a_version_0_file_loads_as_the_current_version() -> None:
     check_golden(GOLDEN / "v0_migrated.yaml", dump_profile(load_profile(GOLDEN / "v0.yaml")))
 
