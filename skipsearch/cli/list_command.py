@@ -53,7 +53,8 @@ def _list_models() -> dict[str, str]:
         "load; `doctor --model` tells"
     )
     packaged = {
-        name: f"a GGUF file that the Python package {model.package.partition('==')[0]} carries"
+        name: f"a GGUF file in {len(model.parts)} Python package(s), first "
+        f"{model.parts[0][0].partition('==')[0]}"
         for name, model in PACKAGED_MODELS.items()
     }
     names = {"demo": "the embedded model"} | packaged | ALIASES

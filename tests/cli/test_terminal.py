@@ -197,6 +197,8 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[
             "x",
             "--max-new-tokens",
             "1",
+            "--task",
+            "{name}",
             "--profile",
             "auto",
             "--profiles",

