@@ -207,7 +207,7 @@ def test_an_interruption_ends_with_a_sentence(
     monkeypatch.setattr(real_model, "MODELS_FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", ["real_model.py", "--fetch-only"])
     assert real_model.main() == 130
-    assert capsys.readouterr().err == "interrupted; the next run goes on with the part that is missing\n"
+    assert capsys.readouterr().err.startswith("interrupted; the next run goes on with")
     assert files(tmp_path) == []
 
 

@@ -102,7 +102,8 @@ def test_logits_and_text_are_those_of_transformers_with_dequantised_weights() ->
                 do_sample=False,
                 repetition_penalty=1.0,
             )[0, len(prompt) :].tolist()
-        assert float((logits_of(ours, prompt) - expected).abs().max()) < 1e-3 * float(expected.std())
+        difference = (logits_of(ours, prompt) - expected).abs().max()
+        assert float(difference) < 1e-3 * float(expected.std())
         assert write_texts(Decoder(ours), [prompt])[0] == [text]
 
 
