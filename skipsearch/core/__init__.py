@@ -7,7 +7,6 @@ at import.
     stats                counters of decoding, trials, closed forms, confidence intervals
     schema_types         types of the fields of profiles, recipes and tasks
     strict_yaml          the reader of all YAML files
-    safetensors_header   the reader of a safetensors file's header
     registry             looks a class up by its name in a table
     machine              the hardware and software of this machine
     files                folders of this user, atomic writes, checks of paths

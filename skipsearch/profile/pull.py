@@ -20,7 +20,7 @@ from pathlib import Path
 from skipsearch.core.files import new_folder, save_file
 from skipsearch.core.schema_types import ModuleRef
 from skipsearch.core.strict_yaml import MAX_BYTES, make_printable
-from skipsearch.drafters.trained.module_files import parse_module_header
+from skipsearch.drafters.trained.module_files import read_module_header
 from skipsearch.errors import ModuleError, ProfileError
 from skipsearch.profile.git_command import run_git
 from skipsearch.profile.load import parse_profile
@@ -265,7 +265,9 @@ def _read_module(
         blob = {str(path): blobs[path.as_posix()]}
         [(_, content)] = _read_blobs(repository, blob, MAX_MODULE_BYTES)
         if content is not None and hashlib.sha256(content).hexdigest() == ref.sha256:
-            parse_module_header(BytesIO(content), len(content), str(path))
+            copy = repository / "checked.safetensors"
+            copy.write_bytes(content)
+            read_module_header(copy, str(path))
             return path, content
     why = (
         f"is not the one it means, or has more than {MAX_MODULE_BYTES // 2**20} MiB"

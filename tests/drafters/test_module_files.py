@@ -85,6 +85,10 @@ def mangled(path: Path, change: str) -> Path:
             content = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
         case "a huge header":
             content = (2**40).to_bytes(8, "little") + content[8:]
+        case "a header larger than any":
+            new = module_files.MAX_HEADER_BYTES + 1
+            content = new.to_bytes(8, "little") + content[8 : 8 + length].ljust(new)
+            content += path.read_bytes()[8 + length :]
         case "no JSON":
             content = content[:8] + b"x" * length + content[8 + length :]
         case "nested":
@@ -121,6 +125,7 @@ CHANGES = (
     "a torch file",
     "an LFS pointer",
     "a huge header",
+    "a header larger than any",
     "no JSON",
     "nested",
     "integers",

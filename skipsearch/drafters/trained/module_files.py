@@ -1,8 +1,7 @@
 """Find module files and read their headers, without trusting their content.
 
-A module is a safetensors file: eight bytes with the length of the header, the header as JSON, and
-the tensors. Its card is in the header's metadata. An error is one sentence, and no part of a file
-is ever executed. This file does not import torch.
+A module is a safetensors file. Its card is in the metadata of the header. An error is one sentence,
+and no part of a file is ever executed. This file does not import torch.
 """
 
 from __future__ import annotations
@@ -14,24 +13,19 @@ from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
 
 from skipsearch.core.files import IrregularFileError, open_regular
-from skipsearch.core.safetensors_header import (
-    FLOAT_BYTES,
-    METADATA_KEY,
-    HeaderError,
-    read_safetensors_header,
-)
 from skipsearch.core.schema_types import ModuleRef
 from skipsearch.drafters.trained.card import ModuleCard
 from skipsearch.errors import ModuleError
 
 MAX_FILE_BYTES = 4 * 2**30
-MAX_HEADER_BYTES = 4 * 2**20
+MAX_HEADER_BYTES = 4 * 2**20  # safetensors reads 100 MB, which takes 20 s
 MAX_TENSORS = 20_000
+FLOATS = {"F64", "F32", "F16", "BF16"}
 # The metadata have no other key, so that equal modules are equal files.
 CARD_KEY = "skipsearch-module-1"
 WAY_OUT = "get the file again from where it came, or train one: skipsearch train --help"
@@ -91,20 +85,30 @@ def make_reference(path: Path, name: str) -> ModuleRef:
         ) from None
 
 
-def read_module_header(path: Path) -> ModuleHeader:
-    """Return a file's header, checked against its size. Raises: ModuleError."""
-    with _open_regular(path) as file:
-        return parse_module_header(file, os.fstat(file.fileno()).st_size, str(path))
+def read_module_header(path: Path, name: str | None = None) -> ModuleHeader:
+    """Return a file's header, checked against its size.
 
-
-def parse_module_header(file: BinaryIO, size: int, name: str) -> ModuleHeader:
-    """Read a header, as `read_module_header` does, from a binary stream of `size` bytes.
-
-    name: the file's name, for errors. Raises: ModuleError.
+    name: of the file, for errors, if `path` is a copy. Raises: ModuleError.
     """
-    entries = _read_header(file, size, name)
-    metadata = entries.pop(METADATA_KEY, None)
-    if not isinstance(metadata, dict) or CARD_KEY not in metadata:
+    name = name or str(path)
+    with _open_regular(path) as file:
+        start = file.read(8)
+    try:
+        if int.from_bytes(start, "little") > MAX_HEADER_BYTES:
+            raise SafetensorError
+        with safe_open(path, framework="numpy") as stored:
+            metadata, names = stored.metadata() or {}, stored.keys()
+            if len(names) > MAX_TENSORS:
+                raise ModuleError(
+                    f"{name}: it announces {len(names)} tensors, and no module has more than "
+                    f"{MAX_TENSORS}"
+                )
+            slices = {key: stored.get_slice(key) for key in names}
+    except SafetensorError:  # its text may quote the file
+        raise ModuleError(f"{name}: {_describe_problem(start)}") from None
+    if not slices or not FLOATS.issuperset(entry.get_dtype() for entry in slices.values()):
+        raise ModuleError(f"{name}: it holds what no module has, or no tensor; {WAY_OUT}")
+    if CARD_KEY not in metadata:
         raise ModuleError(
             f"{name}: this is a safetensors file, but no module of skipsearch: its header has no "
             "card"
@@ -115,7 +119,7 @@ def parse_module_header(file: BinaryIO, size: int, name: str) -> ModuleHeader:
         raise ModuleError(
             f"{name}: its card cannot be read ({_first_error(error)}); {WAY_OUT}"
         ) from None
-    return ModuleHeader(card, {key: tuple(entry["shape"]) for key, entry in entries.items()})
+    return ModuleHeader(card, {key: tuple(entry.get_shape()) for key, entry in slices.items()})
 
 
 def list_modules(folder: Path) -> Iterator[Path]:
@@ -155,43 +159,16 @@ def _open_regular(path: Path) -> BufferedReader:
     return file
 
 
-def _read_header(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
-    """Return the header. Raises: ModuleError if it is damaged, or if a tensor is not of floats."""
-    try:
-        entries = read_safetensors_header(file, size, MAX_HEADER_BYTES)
-    except HeaderError as error:
-        raise ModuleError(f"{name}: {_describe_problem(error, size)}") from None
-    dtypes = [entry["dtype"] for key, entry in entries.items() if key != METADATA_KEY]
-    if not dtypes or not FLOAT_BYTES.keys() >= set(dtypes):
-        raise ModuleError(f"{name}: {_describe_problem(HeaderError('damaged', None), size)}")
-    if len(dtypes) > MAX_TENSORS:
-        raise ModuleError(
-            f"{name}: it announces {len(dtypes)} tensors, and no module has more than {MAX_TENSORS}"
+def _describe_problem(start: bytes) -> str:
+    """Return why a file that begins with `start` is no safetensors file."""
+    if start == b"version ":
+        return "this is a Git LFS pointer and not the module: run `git lfs pull` where it came from"
+    if start[:2] == b"PK" or start[:1] == b"\x80":
+        return (
+            "this is a pickle, which can run code when it is opened, so it is not; modules are "
+            "safetensors files"
         )
-    return entries
-
-
-def _describe_problem(error: HeaderError, size: int) -> str:
-    match error.problem:
-        case "lfs pointer":
-            return (
-                "this is a Git LFS pointer and not the module: run `git lfs pull` where it came "
-                "from"
-            )
-        case "too short" if error.detail[:2] == b"PK" or error.detail[:1] == b"\x80":
-            return (
-                "this is a pickle, which can run code when it is opened, so it is not; modules are "
-                "safetensors files"
-            )
-        case "too short":
-            return f"this is no safetensors file, or it is cut short ({size} bytes); {WAY_OUT}"
-        case "damaged":
-            return f"its header is damaged, or holds what no module has; {WAY_OUT}"
-        case "wrong size":
-            return (
-                f"it has {size} bytes and its header announces {error.detail}, so it is cut short "
-                f"or damaged; {WAY_OUT}"
-            )
+    return f"this is no safetensors file, or it is cut short or damaged; {WAY_OUT}"
 
 
 def _first_error(error: Exception) -> str:

@@ -19,18 +19,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from skipsearch.core.safetensors_header import (
-    FLOAT_BYTES,
-    METADATA_KEY,
-    OTHER_BYTES,
-    HeaderError,
-    read_safetensors_header,
-)
+from safetensors import SafetensorError, safe_open
+
 from skipsearch.errors import ModelError
 from skipsearch.models.third_party import first_line_of
 
 OTHER_WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5")
-MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
+# Bytes of the dtypes of safetensors; the rest take one byte or less.
+FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+OTHER_BYTES = {"C64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 
 
 @dataclass(frozen=True)
@@ -110,15 +107,35 @@ def list_stored_tensors(files: list[Path]) -> Iterator[StoredTensor]:
     Raises: ModelError if a file is damaged or cut short.
     """
     for path in files:
-        if path.suffix == ".bin":
-            yield from _read_pickle_tensors(path)
-            continue
-        for name, entry in _read_header(path).items():
-            yield StoredTensor(
-                name,
-                tuple(entry["shape"]),
-                None if entry["dtype"] in FLOAT_BYTES else OTHER_BYTES.get(entry["dtype"], 1),
-            )
+        with path.open("rb") as file:
+            if file.read(8) == b"version ":
+                raise ModelError(
+                    f"{path} is a Git LFS pointer and not the weights: run `git lfs pull` in that "
+                    "folder"
+                )
+        yield from (
+            _read_pickle_tensors(path) if path.suffix == ".bin" else _read_safetensors(path)
+        )
+
+
+def _read_safetensors(path: Path) -> list[StoredTensor]:
+    """Return the tensors of a safetensors file. Raises: ModelError if it is damaged."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError:  # its text may quote the file
+        raise ModelError(
+            f"{path} is cut short or damaged ({path.stat().st_size} bytes): delete it and "
+            "download it again"
+        ) from None
+    return [
+        StoredTensor(
+            name,
+            tuple(entry.get_shape()),
+            None if (dtype := entry.get_dtype()) in FLOAT_BYTES else OTHER_BYTES.get(dtype, 1),
+        )
+        for name, entry in slices.items()
+    ]
 
 
 def _read_pickle_tensors(path: Path) -> Iterator[StoredTensor]:
@@ -128,9 +145,6 @@ def _read_pickle_tensors(path: Path) -> Iterator[StoredTensor]:
     """
     import torch
 
-    with path.open("rb") as file:
-        if file.read(8) == b"version ":
-            raise _lfs_pointer(path)
     try:
         state_dict = torch.load(
             path, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(path)
@@ -248,36 +262,6 @@ def _describe_missing(folder: Path) -> str:
         f"{folder} {problem}; read are model.safetensors and pytorch_model.bin, in one file or "
         "several with an index: take a revision "
         "that has them, or load the model with transformers once and save_pretrained it"
-    )
-
-
-def _read_header(path: Path) -> dict[str, Any]:
-    """Return the entry of each tensor. Raises: ModelError if the file is damaged or cut short."""
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            header = read_safetensors_header(file, size, MAX_HEADER_BYTES)
-    except HeaderError as error:
-        match error.problem:
-            case "lfs pointer":
-                raise _lfs_pointer(path) from None
-            case "too short":
-                problem = f"is cut short or damaged ({size} bytes)"
-            case "damaged":
-                problem = "is damaged, its header cannot be read"
-            case "wrong size":
-                problem = (
-                    f"has {size} bytes and its header announces {error.detail}: the download was "
-                    "cut short or the file is damaged, delete it and download it again"
-                )
-                raise ModelError(f"{path} {problem}") from None
-        raise ModelError(f"{path} {problem}: delete it and download it again") from None
-    return {name: entry for name, entry in header.items() if name != METADATA_KEY}
-
-
-def _lfs_pointer(path: Path) -> ModelError:
-    return ModelError(
-        f"{path} is a Git LFS pointer and not the weights: run `git lfs pull` in that folder"
     )
 
 
