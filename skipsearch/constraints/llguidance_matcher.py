@@ -12,7 +12,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.hf import from_tokenizer
 
-from skipsearch.core.constraint import JSON_STYLE, Constraint
+from skipsearch.constraints.after_thinking import begin_after_thinking
+from skipsearch.core.constraint import JSON_STYLE, Constraint, ConstraintAfterThinking
 from skipsearch.errors import DecodeError
 
 # These limits end what takes more than about a second or 100 MB: states take 1 to 2 kB each.
@@ -69,6 +70,10 @@ def compile_with_llguidance(
             grammar = LLMatcher.grammar_from_regex(constraint.regex)
         else:
             grammar = LLMatcher.grammar_from_lark(any_to_lark(constraint.text))
+        if isinstance(constraint, ConstraintAfterThinking):
+            grammar = begin_after_thinking(
+                grammar, constraint, tokenizer, prepared.tokenizer, eos_ids
+            )
     except Exception as error:  # the library's converters raise errors of many classes
         raise _not_supported(constraint, str(error)) from None
     matcher = LLMatcher(prepared.tokenizer, grammar, log_level=0, limits=LIMITS)

@@ -18,6 +18,9 @@ MAX_SCHEMA_DEPTH = 64  # nested lists and objects
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
+KINDS = ("json_schema", "regex", "grammar")
+
+
 class Constraint(FrozenModel):
     """The shape that an answer must have: a JSON schema, a regular expression, or a grammar.
 
@@ -53,7 +56,7 @@ class Constraint(FrozenModel):
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             names = "json_schema, regex and grammar"
             raise broken_rule("constraint", f"exactly one of {names} is given, and not {given}")
@@ -68,7 +71,7 @@ class Constraint(FrozenModel):
     @property
     def kind(self) -> str:
         """The name of the field that is set."""
-        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+        return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
     def text(self) -> str:
@@ -86,6 +89,19 @@ class Constraint(FrozenModel):
             "regex": "a regular expression",
             "grammar": "a grammar",
         }[self.kind]
+
+
+class ConstraintAfterThinking(Constraint):
+    """The shape of the answer of a model that thinks first.
+
+    The text is the thinking, the mark of its end, at most four white spaces, and the answer.
+    """
+
+    begin: str | None = None  # the mark that begins the thinking; without it the answer is at once
+    # None: the text begins inside the thinking.
+    end: str
+
+    __hash__ = Constraint.__hash__
 
 
 def _depth(value: Any) -> int:

@@ -282,7 +282,11 @@ class Service:
         return min(wanted or default, remaining)
 
     def _make_constraint(
-        self, request: BaseRequest, use: ToolUse | None, form: ToolFormat
+        self,
+        request: BaseRequest,
+        use: ToolUse | None,
+        form: ToolFormat,
+        thinking: ThinkingStart | None,
     ) -> Constraint | None:
         """Return the constraint of the answers to a request, after it was compiled.
 
@@ -290,7 +294,7 @@ class Service:
         """
         wanted = request.constraint
         if use is None:
-            return self._compile(wanted, "response_format")
+            return self._compile(wanted, "response_format", thinking)
         if wanted is not None and wanted.json_schema is None and not use.required:
             raise APIError(
                 400,
@@ -301,16 +305,21 @@ class Service:
         schema = None if wanted is None else wanted.json_schema
         marks = form.find_marks(self.tokenizer)
         try:
-            return self._compile(use.constrain(form, marks, schema, relaxed=False), "tools")
+            exact = use.constrain(form, marks, schema, relaxed=False)
+            return self._compile(exact, "tools", thinking)
         except APIError:
             relaxed = use.constrain(form, marks, schema, relaxed=True)
             if all(tool["function"].get("strict") for tool in use.called_tools):
                 raise
-            return self._compile(relaxed, "tools")
+            return self._compile(relaxed, "tools", thinking)
 
-    def _compile(self, constraint: Constraint | None, field: str) -> Constraint | None:
+    def _compile(
+        self, constraint: Constraint | None, field: str, thinking: ThinkingStart | None = None
+    ) -> Constraint | None:
+        """Compile a constraint, which begins after the thinking."""
         if constraint is not None:
             spec = self.model.spec
+            constraint = constraint if thinking is None else thinking.delay(constraint)
             try:
                 compile_constraint(constraint, self.tokenizer, spec.vocab_size, spec.eos_token_ids)
             except SkipSearchError as error:
@@ -349,11 +358,11 @@ class Service:
                 [] if use is None else use.in_prompt,
                 request.template_variables,
             )
-            constraint = self._make_constraint(request, use, tool_format)
             thinking = None
             if use is None or not getattr(self.tokenizer, "response_schema", None):
                 template = get_chat_template(self.tokenizer) or ""
                 thinking = detect_thinking(self.tokenizer, template, ids)
+            constraint = self._make_constraint(request, use, tool_format, thinking)
             return [TokenizedPrompt(ids, "", tool_format, thinking, constraint)]
         assert isinstance(request, CompletionRequest)
         prompts, constraint = [], self._compile(request.constraint, "response_format")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from skipsearch.core.constraint import Constraint
+from skipsearch.constraints.after_thinking import begin_after_thinking
+from skipsearch.core.constraint import Constraint, ConstraintAfterThinking
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder, Request
 from skipsearch.engine import load_model
@@ -82,20 +83,40 @@ def masked_greedy_by_library(
     return text
 
 
+@cache
+def thinking_text(prompt: tuple[int, ...]) -> str:
+    """Return the beginning of a thinking that never ends."""
+    constraint = ConstraintAfterThinking(json_schema={}, end="</think>")
+    return Decoder(world()[0]).generate(Request(prompt, 16, constraint=constraint)).text or ""
+
+
 def check_schema(
-    schema: dict[str, Any], drafting: Drafting | None, prompt: tuple[int, ...], n: int
+    schema: dict[str, Any],
+    drafting: Drafting | None,
+    prompt: tuple[int, ...],
+    n: int,
+    thinking_end: str | None = None,
 ) -> DecodeStats:
-    """Check the tokens of an answer, and that it is JSON of the schema unless it was cut off."""
+    """Check the tokens of an answer, and that it is JSON of the schema unless it was cut off.
+
+    thinking_end: the mark after which the answer begins.
+    """
     model, full, prepared = world()
     decoder = Decoder(model) if drafting is None else drafting.decoder(model)
-    result = decoder.generate(Request(prompt, n, constraint=Constraint(json_schema=schema)))
+    constraint = Constraint(json_schema=schema)
+    if thinking_end is not None:
+        constraint = ConstraintAfterThinking(json_schema=schema, end=thinking_end)
+    result = decoder.generate(Request(prompt, n, constraint=constraint))
     style = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     grammar = LLMatcher.grammar_from_json_schema(schema, style)  # type: ignore[arg-type]
+    if isinstance(constraint, ConstraintAfterThinking):
+        grammar = begin_after_thinking(grammar, constraint, model.tokenizer, prepared, (EOS,))
     expected = masked_greedy_by_library(full, prepared, prompt, grammar, n)
     assert result.tokens == expected, (schema, drafting)
     if EOS in expected:
         assert result.finish_reason == "eos"
-        jsonschema.validate(json.loads(result.text or ""), schema)
+        answer = (result.text or "").partition(thinking_end)[2] if thinking_end else result.text
+        jsonschema.validate(json.loads(answer or ""), schema)
     else:
         assert result.finish_reason == "length"
     return result.stats

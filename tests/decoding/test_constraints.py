@@ -28,7 +28,7 @@ from .constraint_checks import (
     check_constrained_law,
     masked_greedy,
 )
-from .schema_checks import DRAFTINGS_OF_SCHEMAS, check_schema, schemas, world
+from .schema_checks import DRAFTINGS_OF_SCHEMAS, check_schema, schemas, thinking_text, world
 
 
 def test_greedy_tokens_are_those_of_the_masked_model_for_chains_trees_and_processors() -> None:
@@ -153,6 +153,31 @@ def test_answers_of_random_schemas_are_those_of_a_loop_over_hugging_face() -> No
 
     holds()
     assert total.accepted > 0
+
+
+@pytest.mark.xdist_group("native")
+def test_answers_after_thinking_are_those_of_a_loop_over_hugging_face() -> None:
+    """Drafts straddle the end of the thinking, which is anywhere in the tokens."""
+    total, n_ended = DecodeStats(), 0
+
+    @with_examples(10)
+    @given(
+        schemas,
+        st.sampled_from(DRAFTINGS_OF_SCHEMAS),
+        st.integers(12, 22),
+        st.integers(0, 20),
+        st.integers(1, 4),
+    )
+    def holds(schema: dict[str, Any], drafting: Any, n: int, at: int, length: int) -> None:
+        nonlocal total, n_ended
+        mark = thinking_text((5, 17, 40))[at : at + length]
+        stats = check_schema(schema, drafting, (5, 17, 40), n, mark)
+        n_ended += stats.tokens < n
+        total += stats
+
+    holds()
+    assert_partly_accepted(total)
+    assert n_ended > 0
 
 
 @pytest.mark.slow

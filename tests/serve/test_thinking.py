@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
+import jsonschema
 import pytest
 from fastapi.testclient import TestClient
 from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
@@ -14,9 +15,10 @@ from helpers.marked_tokenizer import add_marks
 from helpers.threads import one_thread
 from helpers.tiny import tiny_llama
 
+from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Chunk, Decoder, Request
 from skipsearch.engine import load_model
-from skipsearch.models import adapt
+from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.chat.thinking import THINKING_FORMATS, ThinkingFormat
 from skipsearch.serve.app import build_app
 from skipsearch.serve.auth import APIKeys
@@ -118,19 +120,18 @@ class Scripted(Decoder):
                 return
 
 
-def scripted(form: ThinkingFormat) -> tuple[Scripted, TestClient]:
+def make_model(form: ThinkingFormat) -> ModelAdapter:
     model = copy(load_model("demo", engine="lean"))
     model.tokenizer = add_marks(model.tokenizer, form.marks if form is SPECIAL else ["<unused>"])
     template = THINKING_TEMPLATE.replace("BEGIN", form.begin).replace("END", form.end)
     model.tokenizer.chat_template = template
-    decoder = Scripted(model)
-    return decoder, TestClient(build_app(Service(decoder, APIKeys([]), LIMITS, "tiny")))
+    return model
 
 
 @pytest.fixture(scope="module", params=[PLAIN, SPECIAL], ids=["plain", "special"])
 def thinking(request: pytest.FixtureRequest) -> Iterator[tuple[Scripted, TestClient, Any]]:
-    decoder, client = scripted(request.param)
-    with client:
+    decoder = Scripted(make_model(request.param))
+    with TestClient(build_app(Service(decoder, APIKeys([]), LIMITS, "tiny"))) as client:
         yield decoder, client, request.param
 
 
@@ -198,3 +199,58 @@ def test_earlier_thinking_is_given_to_the_template(thinking: Any, name: str) -> 
         for more in ({}, {name: "so"}, {name: None}, {name: ""})
     ]
     assert counts[1] > counts[0] == counts[2] == counts[3]
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "n": {"type": "integer", "maximum": 9}},
+    "required": ["kind", "n"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA, "strict": True}}
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[tuple[TestClient, int, int]]:
+    """A model that drafts, and the tokens that begin and end its thinking."""
+    model = make_model(SPECIAL)
+    decoder = Decoder(model, SkipMask(model.spec.n_layers, (3, 5, 7), (4, 6)), draft_length=4)
+    with TestClient(build_app(Service(decoder, APIKeys([]), LIMITS, "tiny"))) as client:
+        yield client, *model.tokenizer.convert_tokens_to_ids(SPECIAL.marks)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+    ],
+    ids=["response_format", "tools"],
+)
+def test_the_shape_of_an_answer_begins_after_the_thinking(
+    drafting: Any, fields: dict[str, Any], is_open: bool
+) -> None:
+    """The marks are made likely, so that the thinking is short."""
+    client, begin, end = drafting
+    answers = [
+        ask(
+            client,
+            max_tokens=100,
+            chat_template_kwargs={"enable_thinking": True} if is_open else {},
+            logit_bias={str(begin): 90, str(end): 100},
+            skipsearch={"profile": profile},
+            **fields,
+        ).json()
+        for profile in ("own", "none")
+    ]
+    messages = [answer["choices"][0]["message"] for answer in answers]
+    text = messages[0]["content"] or messages[0]["tool_calls"][0]["function"]["arguments"]
+    jsonschema.validate(json.loads(text), SCHEMA)
+    usage = answers[0]["usage"]["completion_tokens_details"]
+    assert usage["reasoning_tokens"] == 1 + (not is_open)
+    for message in messages:
+        for call in message.get("tool_calls", []):
+            del call["id"]
+    assert messages[0] == messages[1]
+    assert answers[0]["skipsearch"]["accepted"] > answers[1]["skipsearch"]["accepted"] == 0

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skipsearch.core.constraint import Constraint, ConstraintAfterThinking
+
 MAX_MARK_TOKENS = 32  # at the end of a prompt, white space after the mark included
 
 
@@ -43,6 +45,14 @@ class ThinkingStart:
     form: ThinkingFormat
     is_open: bool = False
     is_over: bool = False
+
+    def delay(self, constraint: Constraint) -> Constraint:
+        """Return the constraint of the whole text whose answer has the given one."""
+        if self.is_over:
+            return constraint
+        begin = None if self.is_open else self.form.begin
+        kind = {constraint.kind: getattr(constraint, constraint.kind)}
+        return ConstraintAfterThinking(**kind, begin=begin, end=self.form.end)
 
 
 def detect_thinking(

@@ -1,0 +1,65 @@
+"""A constraint that begins after the thinking, as one grammar: free text, its end, the answer.
+
+So the matcher rolls back over the end of the thinking as over any other text, and nothing else has
+to know where it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from itertools import groupby
+from typing import Any
+
+from llguidance import LLTokenizer
+
+from skipsearch.core.constraint import ConstraintAfterThinking
+
+
+def begin_after_thinking(
+    grammar: str,
+    constraint: ConstraintAfterThinking,
+    tokenizer: Any,
+    prepared: LLTokenizer,
+    eos_ids: Collection[int],
+) -> str:
+    """Return the grammar of a whole text, from the library's grammar of its answer.
+
+    In the thinking every token is legal but those that end the text. The library treats some added
+    tokens as tokens without a text, so that a mark is named by its id, too.
+    """
+    ids = {
+        text: i for text, i in tokenizer.get_added_vocab().items() if prepared.is_special_token(i)
+    }
+    end_id = ids.get(constraint.end)
+    others = [i for i in ids.values() if i not in eos_ids and i != end_id]
+    thought = f"{'(TEXT other)*' if others else ''} (end {'' if end_id is None else '| TEXT mark'})"
+    start = f"{thought} SPACE @answer"
+    if constraint.begin is not None:
+        begin_id = ids.get(constraint.begin)
+        token = "" if begin_id is None else f"| <[{begin_id}]>"
+        start = f"(({json.dumps(constraint.begin)} {token}) {thought} SPACE)? @answer"
+    rules = [
+        f"start: {start}",
+        f"end[lazy]: TEXT {json.dumps(constraint.end)}",
+        "TEXT: /(.|\\n)*/",
+        "SPACE: /[ \\t\\r\\n]{0,4}/",
+        *([] if end_id is None else [f"mark: <[{end_id}]>"]),
+        *([f"other: <[{_write_ranges(others)}]>"] if others else []),
+    ]
+    answer = (
+        json.loads(grammar)["grammars"][0]
+        if grammar.lstrip().startswith("{")
+        else {"lark_grammar": grammar}
+    )
+    whole = {"lark_grammar": "\n".join(rules)}
+    return json.dumps({"grammars": [whole, {**answer, "name": "answer"}]})
+
+
+def _write_ranges(ids: Iterable[int]) -> str:
+    """Return ids as the library writes them, such as `3-5,9`."""
+    runs = [
+        [i for _, i in run]
+        for _, run in groupby(enumerate(sorted(ids)), lambda entry: entry[1] - entry[0])
+    ]
+    return ",".join(f"{run[0]}-{run[-1]}" for run in runs)
