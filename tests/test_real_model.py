@@ -27,7 +27,7 @@ from skipsearch.drafters.exits.fixed import Fixed
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.drafters.swift.spec import SWIFT
-from skipsearch.engine.native.blocks import BLOCK_FORMATS
+from skipsearch.engine.native.block_formats import BLOCK_FORMATS
 from skipsearch.models import ModelAdapter
 from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
 from skipsearch.models.kv_cache import Planner

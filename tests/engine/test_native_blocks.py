@@ -32,8 +32,8 @@ from skipsearch.engine import native as native_engine
 from skipsearch.engine.forward import run_layer_loop
 from skipsearch.engine.native import NativeAdapter, cached_library, panels
 from skipsearch.engine.native import build as building
+from skipsearch.engine.native.block_formats import BLOCK_FORMATS
 from skipsearch.engine.native.blocks import (
-    BLOCK_FORMATS,
     FORMAT_OF_BITS,
     dequantize,
     quantize,

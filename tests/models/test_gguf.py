@@ -20,7 +20,7 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
 from skipsearch.engine.native import NativeAdapter
-from skipsearch.engine.native.blocks import BLOCK_FORMATS
+from skipsearch.engine.native.block_formats import BLOCK_FORMATS
 from skipsearch.errors import ModelError, UnpackedWeightsWarning
 from skipsearch.models.kv_cache import Planner
 from skipsearch.models.loading import gguf_file

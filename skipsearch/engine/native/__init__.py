@@ -7,7 +7,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 
-from skipsearch.engine.native.blocks import BLOCK_FORMATS
+from skipsearch.engine.native.block_formats import BLOCK_FORMATS
 from skipsearch.engine.native.build import (
     BuildProgress,
     NativeLibrary,

@@ -22,6 +22,7 @@ import torch
 from skipsearch.core.files import cache_dir
 from skipsearch.engine.code_cache import CodeCache, existing_code_cache, open_code_cache
 from skipsearch.engine.native import structs
+from skipsearch.engine.native.layout import write_layout_checks
 from skipsearch.errors import ModelError
 
 BuildProgress = Callable[[int, int], None]
@@ -248,7 +249,9 @@ def best_instruction_set() -> str:
 def _cache_name(instructions: str) -> str:
     source = b"".join(path.name.encode() + path.read_bytes() for path in sorted(SOURCES.iterdir()))
     options = f"{FLAGS}{INSTRUCTION_SETS[instructions].flags}{sys.platform}{platform.machine()}"
-    return f"native-{instructions}-{hashlib.sha256(source + options.encode()).hexdigest()[:24]}"
+    # What Python expects counts too: a library that was compiled for other structs is not loaded.
+    described = f"{options}{write_layout_checks()}".encode()
+    return f"native-{instructions}-{hashlib.sha256(source + described).hexdigest()[:24]}"
 
 
 def _build_and_store(
@@ -299,9 +302,13 @@ def compile_library(instructions: str, progress: BuildProgress = lambda done, to
         ]
         commands += [compile_to_object(part, f"{part}.cpp", *flags) for part in SHARED_KERNELS]
         # Without the flags of the set: this code runs before the processor is checked.
+        layout = folder / "layout.h"
+        layout.write_text(write_layout_checks(), "utf-8")
+        checks = (f"-I{SOURCES}", "-include", str(layout))
         required = f"-DSS_REQUIRED={INSTRUCTION_SETS[instructions].required}"
         commands += [
-            compile_to_object(part, f"{part}.cpp", *FLAGS, required) for part in HOST_SOURCES
+            compile_to_object(part, f"{part}.cpp", *FLAGS, required, *checks)
+            for part in HOST_SOURCES
         ]
         total = len(commands) + 1
         progress(0, total)

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.engine.native import structs
+from skipsearch.engine.native.block_formats import BLOCK_FORMATS
 from skipsearch.engine.native.blocks import (
-    BLOCK_FORMATS,
     CHUNK_WEIGHTS,
     FORMAT_BY_CODE,
     FORMAT_OF_BITS,

@@ -1,4 +1,5 @@
-// The structs that Python fills in. ../abi.py mirrors them field by field.
+// The structs that Python fills in. ../structs.py mirrors them field by field, and ../layout.py
+// lets the compiler compare the two.
 #pragma once
 #include <cstdint>
 
