@@ -24,6 +24,7 @@ from skipsearch.models.loading.quantize import (
     GGUF,
     NATIVE_QUANTIZATIONS,
     is_native_quantization,
+    join_activations,
     split_activations,
 )
 
@@ -56,7 +57,7 @@ def load_model(
     engine = canonical_name(engine)
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown_name('engine', engine, ENGINES)}; or auto")
-    quantization, activations = split_activations(quantization, activations)
+    quantization, activations = split_activations(join_activations(quantization, activations), None)
     name = find_packaged_model(name)
     if quantization is not None and quantization.startswith(GGUF) and not is_gguf(name):
         if quantization == GGUF:

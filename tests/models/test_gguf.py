@@ -368,9 +368,10 @@ def test_options_that_do_not_fit_are_refused(
         load(sound.with_name(name), **options)
 
 
-def test_activations_need_quantised_weights() -> None:
+@pytest.mark.parametrize("quantization", [None, "gguf"])
+def test_activations_need_quantised_weights(quantization: str | None) -> None:
     with pytest.raises(ModelError, match="demo is no GGUF file: add --quantization native-8bit"):
-        ss.load_model("demo", device="cpu", quantization="gguf", activations="float")
+        ss.load_model("demo", device="cpu", quantization=quantization, activations="float")
 
 
 def test_the_alias_of_a_packaged_model_says_how_to_fetch_it(
