@@ -182,21 +182,12 @@ def make_decoder(
 ) -> Decoder:
     """Return a decoder for the profile.
 
-    Its guard pauses drafters that cost more than they save. If the profile was never measured, the
-    costs are from this machine's latency table. Without a table, they are the profile's.
-
+    Its guard pauses drafters that cost more than they save, by the costs in the profile.
     Raises: SkipSearchError.
     """
     from skipsearch.decoding import Decoder
-    from skipsearch.timing.guard_costs import resolve_drafter_costs
 
-    return Decoder(
-        model,
-        profile,
-        exact=exact,
-        drafter_costs=None if profile is None else resolve_drafter_costs(profile, model),
-        remember_tokens=remember_tokens,
-    )
+    return Decoder(model, profile, exact=exact, remember_tokens=remember_tokens)
 
 
 def find_profile_for(

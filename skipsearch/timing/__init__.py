@@ -3,5 +3,4 @@
 latency        times of passes at one context length
 latency_table  costs at several context lengths, cached for each machine
 interleaved    generations of several decoders in turn, and successive halving
-guard_costs    costs of rounds for the guard of an unmeasured profile
 """

@@ -19,8 +19,8 @@ CHECK_EVERY = 8  # prompts between two tests whether the two fastest candidates 
 
 
 NO_ROUNDS = (
-    "the model ends every one of these prompts with its first token, so there is no round to time: "
-    "take another task, or --chat if these are requests to a chat model"
+    "the model ends every one of these prompts with its first token, or loops from there on, so "
+    "there is no round to time: take another task, or --chat if these are requests to a chat model"
 )
 
 

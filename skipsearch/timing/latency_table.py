@@ -148,23 +148,7 @@ def load_or_measure_latency_table(
     table = LatencyTable(tuple(entries))
     if table.accurate:
         _write_entries(path, table.entries)
-        _write_entries(_latest_path(model, sampling), table.entries)
     return table
-
-
-def read_cached_costs(model: ModelAdapter, sampling: SamplingParams = GREEDY) -> Costs | None:
-    """Return the costs of the latest cached table at its main context; None without a table."""
-    entries = _read_entries(_latest_path(model, sampling))
-    if entries is None:
-        return None
-    contexts, max_draft = [m.context for m in entries], len(entries[0].costs.verify) - 1
-    if not _is_complete(entries, 2 * model.spec.n_layers, max_draft, contexts):
-        return None
-    return LatencyTable(entries).costs_at(main_context(contexts))
-
-
-def _latest_path(model: ModelAdapter, sampling: SamplingParams) -> Path:
-    return cache_dir() / "latest" / f"{table_fingerprint(model, 0, (), sampling)}.json"
 
 
 def main_context(contexts: Sequence[int]) -> int:
