@@ -88,6 +88,11 @@ class Trainer:
                 f"there is too little text to train on ({texts.numel()} tokens): give more with "
                 "--data"
             )
+        if not settings.steps and not settings.seconds:
+            raise ModuleError(
+                f"steps is {settings.steps} and seconds is {settings.seconds}: a training needs a "
+                "limit above 0, of steps or of seconds"
+            )
         self.student, self.texts, self.settings, self.process_group = (
             student,
             texts,
@@ -172,7 +177,14 @@ class Trainer:
         self.process_group.average_tensors(
             [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         )
-        clip_grad_norm_(self.parameters.values(), MAX_GRAD_NORM)
+        # The averaged gradients are those of all processes, so all of them stop at the same step.
+        norm = float(clip_grad_norm_(self.parameters.values(), MAX_GRAD_NORM))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise ModuleError(
+                f"the loss is {loss} and its gradients have the norm {norm} at step "
+                f"{self.n_steps}: train with a lower --learning-rate than "
+                f"{settings.learning_rate:g}"
+            )
         rate = (
             settings.learning_rate
             * min(1.0, (self.n_steps + 1) / WARM_UP_STEPS)
@@ -182,11 +194,6 @@ class Trainer:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if not math.isfinite(loss):
-            raise ModuleError(
-                f"the loss is {loss} at step {self.n_steps}: train with a lower --learning-rate "
-                f"than {settings.learning_rate:g}"
-            )
         mix = SMOOTHING if self.n_steps else 0.0
         self.loss, self.agreement = (
             mix * self.loss + (1 - mix) * loss,

@@ -98,6 +98,31 @@ def test_steps_take_turns_with_the_last_few_readings() -> None:
     assert trainer.tokens_read == 3 * QUICK.batch_size * texts().shape[1]
 
 
+@pytest.mark.parametrize("wrong", ["loss", "gradients"])
+def test_a_step_that_is_not_finite_leaves_the_weights_as_they_were(wrong: str) -> None:
+    trainer = trainer_here()
+    before = {name: weight.detach().clone() for name, weight in trainer.parameters.items()}
+    accumulate, nan = trainer.accumulate_gradients, float("nan")
+
+    def broken(teacher_output: object, offset: int) -> tuple[float, float, int]:
+        loss, agreement, n_rows = accumulate(teacher_output, offset)
+        if wrong == "gradients":
+            next(p.grad for p in trainer.parameters.values() if p.grad is not None).fill_(nan)
+        return nan if wrong == "loss" else loss, agreement, n_rows
+
+    trainer.accumulate_gradients = broken  # type: ignore[method-assign]
+    with pytest.raises(ModuleError, match="nan"):
+        trainer.run()
+    for name, weight in before.items():
+        assert torch.equal(trainer.parameters[name], weight)
+
+
+@pytest.mark.parametrize("limits", [(None, None), (0, None), (None, 0.0)])
+def test_a_training_without_a_limit_is_refused(limits: tuple[int | None, float | None]) -> None:
+    with pytest.raises(ModuleError, match="limit"):
+        trainer_here(replace(QUICK, steps=limits[0], seconds=limits[1]))
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_the_loss_is_cross_entropy_towards_the_models_likeliest_tokens_at_a_temperature(
     temperature: float,
