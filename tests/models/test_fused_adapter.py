@@ -14,7 +14,11 @@ from models.tiny import FUSED, TINY, Run, adapted, new_hf_model, some_tokens
 from skipsearch.errors import ModelError
 from skipsearch.models import adapt, load_adapter
 from skipsearch.models.families.table import FAMILIES, family_of
-from skipsearch.models.fused.causal_masks import MAX_HIDDEN_KEYS, CausalMaskCache
+from skipsearch.models.fused.causal_masks import (
+    MAX_CACHED_ROWS,
+    MAX_HIDDEN_KEYS,
+    CausalMaskCache,
+)
 from skipsearch.models.fused.fused_adapter import FUSABLE, fuse_model, why_not_fusable
 from skipsearch.models.fused.linear import MkldnnLinear, PlainLinear, pack_linear
 from skipsearch.models.kv_cache import Planner
@@ -166,17 +170,17 @@ def test_a_band_shows_each_row_what_stands_before_it(
         assert shown(bands.for_plan(replace(plan, n_keys=keys), window)) == expected
 
 
-def test_masks_of_one_length_share_one_buffer_wherever_they_start() -> None:
+def test_masks_share_one_buffer_wherever_they_start_and_whatever_their_length() -> None:
     bands, planner = (
         CausalMaskCache(torch.float32, torch.device("cpu")),
         Planner(128, torch.device("cpu")),
     )
     bands.grow_to(128)
-    a, b = (
-        bands.for_plan(planner.plan_chain(10, 4), None),
-        bands.for_plan(planner.plan_chain(90, 4), None),
-    )
-    assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    masks = [
+        bands.for_plan(planner.plan_chain(start, rows), None)
+        for start, rows in ((10, 4), (90, 4), (90, 1), (0, MAX_CACHED_ROWS))
+    ]
+    assert len({mask.untyped_storage().data_ptr() for mask in masks}) == 1
 
 
 def test_a_larger_cache_asked_for_later_is_served_too() -> None:

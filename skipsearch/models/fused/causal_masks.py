@@ -2,9 +2,9 @@
 
 On a CPU, no computation of a pass therefore grows with the context. Row i of a pass of T rows
 attends to all slots up to its own, or to the last `window` of them. The pattern shifts with the
-first slot of the pass, so one buffer serves every first slot. Before the columns of the pass
-itself, the buffer has as many columns as the cache has slots; after them, it has some hidden
-columns.
+first slot of the pass, so one buffer serves every first slot, and its first rows a pass of fewer
+rows. Before the columns of the pass itself, the buffer has as many columns as the cache has slots;
+after them, it has some hidden columns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CausalMaskCache:
 
     def __init__(self, dtype: torch.dtype, device: torch.device):
         self.dtype, self.device, self.capacity = dtype, device, 0
-        self._cached: dict[tuple[int, int, int | None], Tensor] = {}
+        self._cached: dict[tuple[int, int | None], Tensor] = {}
         self._grow_lock = threading.Lock()
 
     def grow_to(self, capacity: int) -> None:
@@ -47,11 +47,11 @@ class CausalMaskCache:
         if rows > MAX_CACHED_ROWS or keys > plan.first_slot + rows + MAX_HIDDEN_KEYS:
             return self._make_mask(rows, plan.first_slot, keys - rows - plan.first_slot, window)
         capacity = self.capacity
-        buffer = self._cached.get((capacity, rows, window))
+        buffer = self._cached.get((capacity, window))
         if buffer is None:
-            buffer = self._make_mask(rows, capacity, MAX_HIDDEN_KEYS, window)
-            self._cached[capacity, rows, window] = buffer
-        mask = buffer.narrow(-1, capacity - plan.first_slot, keys)
+            buffer = self._make_mask(MAX_CACHED_ROWS, capacity, MAX_HIDDEN_KEYS, window)
+            self._cached[capacity, window] = buffer
+        mask = buffer[:, :, :rows].narrow(-1, capacity - plan.first_slot, keys)
         # CUDA kernels read 16 bytes at once, so a mask must not begin in between.
         return (
             mask if mask.device.type == "cpu" else mask.clone(memory_format=torch.contiguous_format)
