@@ -24,7 +24,6 @@ from skipsearch.decoding.tracing import Trace
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
 from skipsearch.engine import PassRequest, is_batch_invariant, no_grad, run_batched
 from skipsearch.errors import DecodeError
-from skipsearch.models.kv_cache import KVCache
 
 
 class RunningRequest:
@@ -116,13 +115,13 @@ class Batch:
         max_slots: int | None = None,
     ):
         if max_requests < 1:
-            raise DecodeError(f"rows is {max_requests!r}; a batch has at least one")
+            raise DecodeError(f"max_requests is {max_requests!r}; a batch has at least one")
         self.loop, self.max_requests, self.plain_from_batch = loop, max_requests, plain_from_batch
         self.running: list[RunningRequest] = []
         self._drafting_paused = False
         model, exact = loop.model, loop.exact
         shares_passes = (
-            type(model.new_cache(1, 1)) is KVCache
+            not model.spec.is_recurrent  # a state that is not in slots
             and model.spec.ragged_batches
             and (not exact or is_batch_invariant(model))
         )
@@ -286,8 +285,16 @@ def _run_next_group(
     try:
         results: Sequence[Any] = run_batched([pass_request for _, pass_request in group])
     except Exception as error:
-        results = [error] * len(group)  # `switch` raises it in each request
+        results = [_copy_error(error) for _ in group]  # `switch` raises it in each request
     return [(request, result) for (request, _), result in zip(group, results, strict=True)]
+
+
+def _copy_error(error: Exception) -> Exception:
+    """Return an error of its own for one request: raising it adds to its traceback."""
+    copied = type(error).__new__(type(error), *error.args)
+    copied.__dict__.update(error.__dict__)
+    copied.__cause__ = error
+    return copied
 
 
 class _BatchTrace(Trace):

@@ -103,7 +103,7 @@ class Decoder:
             raise profile_type_error(profile)
         if not is_integral(remember_tokens) or not 0 <= remember_tokens <= MAX_REMEMBERED_TOKENS:
             raise DecodeError(
-                f"remember is {remember_tokens!r}; it is a number of tokens up to "
+                f"remember_tokens is {remember_tokens!r}; it is a number of tokens up to "
                 f"{MAX_REMEMBERED_TOKENS:,}, and 0 remembers nothing"
             )
         self.recipe = profile or Recipe()
@@ -160,7 +160,7 @@ class Decoder:
         if not isinstance(state, dict) or {str(i) for i in drafters} != state.keys():
             raise DecodeError(
                 f"this is no state of a decoder with the recipe {self.recipe}: give what its "
-                "`state` returned"
+                "`state_dict` returned"
             )
         for i, drafter in drafters.items():
             drafter.load_state_dict(state[str(i)])
@@ -200,7 +200,7 @@ class Decoder:
     def stream(
         self,
         input_ids: Sequence[int] | Tensor | Request,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         *,
         trace: bool = False,
         prefix_cache: PrefixCache | None = None,
@@ -208,14 +208,16 @@ class Decoder:
     ) -> Iterator[Chunk]:
         """Generate as `generate` does, and yield a chunk for each round.
 
-        trace: each chunk includes the proposal of its round. prefix_cache: is read and updated. A
-        session has a prefix cache of its own.
+        max_new_tokens: None: the default of `Request`. trace: each chunk includes the proposal of
+        its round. prefix_cache: is read and updated. A session has a prefix cache of its own.
 
         Raises: DecodeError before the first chunk.
         """
         if not isinstance(input_ids, Request):
-            request = Request(input_ids, max_new_tokens, **settings)
-        elif settings or max_new_tokens != 128:
+            request = Request(input_ids, **settings)
+            if max_new_tokens is not None:
+                request = replace(request, max_new_tokens=max_new_tokens)
+        elif settings or max_new_tokens is not None:
             raise DecodeError(
                 "a Request says everything that is asked for: put the settings into it, "
                 "dataclasses.replace(request, …)"
@@ -229,7 +231,7 @@ class Decoder:
     def generate(
         self,
         input_ids: Sequence[int] | Tensor | Request,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         **settings: Unpack[RequestOptions],
     ) -> Generation:
         """Generate text after `input_ids` (a list, or a tensor [T] or [1, T]), or run a `Request`.

@@ -46,7 +46,7 @@ class Session:
     def stream(
         self,
         input_ids: Sequence[int] | Tensor | Request,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         *,
         trace: bool = False,
         **settings: Unpack[RequestOptions],
@@ -61,7 +61,7 @@ class Session:
     def generate(
         self,
         input_ids: Sequence[int] | Tensor | Request,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         **settings: Unpack[RequestOptions],
     ) -> Generation:
         """Generate an answer, as `Decoder.generate` does."""

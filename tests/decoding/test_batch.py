@@ -192,7 +192,7 @@ def test_a_request_that_makes_no_sense_is_refused_and_the_others_go_on() -> None
         batch.run_round()
         tokens += row.chunk.tokens if row.chunk else []
     assert tokens == decoder.generate(PROMPTS[0], 9).tokens
-    with pytest.raises(DecodeError, match="rows is 0"):
+    with pytest.raises(DecodeError, match="max_requests is 0"):
         Batch(decoder.loop, 0)
 
 
@@ -235,6 +235,8 @@ def test_a_model_that_breaks_ends_every_row_that_waited_for_the_pass(
         patch.setattr(batch_module, "run_batched", breaks)
         batch.run_round()
     assert [str(row.error) for row in rows] == ["broken"] * 2
+    assert rows[0].error is not rows[1].error
+    assert type(rows[0].error) is type(rows[1].error)
     assert batch.n_free == 2
     again = batch.join(Request(PROMPTS[0], 3))
     batch.run_round()
