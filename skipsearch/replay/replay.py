@@ -106,25 +106,35 @@ class Replay:
         self.continuations = generate(
             model, prompt_ids, max_new_tokens, end_on_repeat, progress, sampling, seed, constraint
         )
-        if end_on_repeat == "loop":
-            self._cut_loops()
+        n_loops = self._cut_loops() if end_on_repeat == "loop" else 0
         if not any(len(generated) > 1 for generated in self.continuations):
+            n = len(prompt_ids)
             raise SearchError(
                 "the model ends every calibration prompt with its first token, so there is nothing "
-                "to draft: "
-                "take another task"
+                "to draft: take another task"
+                if not n_loops
+                else f"the model repeats itself from the first token on after {n_loops} of {n} "
+                "calibration prompts and ends the others with it, and a loop does not count, so "
+                "there is nothing to draft: take another task, or --chat if these are requests to "
+                "a chat model"
             )
         kind = RecurrentReplayBatches if model.spec.is_recurrent else ReplayBatches
         self.batches = kind(model, prompt_ids, self.continuations, sampling, max_kv_bytes)
         self._text_counts: Tensor | None = None  # [V], made when it is needed
 
-    def _cut_loops(self) -> None:
-        """Cut each continuation before its loop, where its measured generation ends, too."""
+    def _cut_loops(self) -> int:
+        """Cut each continuation before its loop, where its measured generation ends, too.
+
+        Returns the number of continuations that loop from their first token on.
+        """
+        n_from_start = 0
         for i, text in enumerate(self.continuations):
             n_before = find_loop_start(text)
             if n_before is not None:
                 self.continuations[i] = text[: max(1, n_before)]
                 self.token_budgets[i] = len(self.continuations[i]) - 1
+                n_from_start += n_before < 2
+        return n_from_start
 
     def with_draft(self, draft_model: ModelAdapter | None, vocabulary: Vocabulary | None) -> Replay:
         """Return a replay of the same texts for drafts of another model or vocabulary."""

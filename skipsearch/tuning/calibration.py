@@ -17,7 +17,6 @@ from skipsearch.replay.forced_replay import ForcedReplay
 from skipsearch.replay.replay import RECURRENT_NOTE, Replay
 from skipsearch.replay.trained_replay import TrainedDraft, load_shipped_draft, load_trained_draft
 from skipsearch.replay.workload import Workload
-from skipsearch.timing.interleaved import NO_ROUNDS
 from skipsearch.timing.latency_table import load_or_measure_latency_table, main_context
 from skipsearch.tuning.events import (
     Notice,
@@ -99,18 +98,13 @@ def build_replay_objective(
 
 
 def _report_short_texts(texts: Sequence[Sequence[int]], on_event: TuneListener) -> None:
-    """Report texts that end with their first token, in which nothing can be drafted.
-
-    Raises: SearchError if all do.
-    """
+    """Report texts of one token, in which nothing can be drafted."""
     n_short = sum(len(text) < 2 for text in texts)
-    if n_short == len(texts):
-        raise SearchError(NO_ROUNDS)
     if n_short:
         on_event(
             Notice(
-                f"{n_short} of {len(texts)} calibration prompts are left out: the model ends its "
-                "text with the first token"
+                f"{n_short} of {len(texts)} calibration prompts are left out: the text ends with "
+                "its first token, or loops from there on"
             )
         )
 

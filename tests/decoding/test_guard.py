@@ -10,10 +10,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from helpers.drafting import decoder_with
-from helpers.properties import with_examples
 from helpers.tiny import LAYERS, tiny_model_and_reference
-from hypothesis import given
-from hypothesis import strategies as st
 
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import DecodeStats, DrafterCost
@@ -88,16 +85,6 @@ def test_drafters_are_weighed_apart_and_one_without_a_price_is_left_alone() -> N
         guard.record_round(0, 3, 0)
         guard.record_round(1, 3, 0)
     assert [guard.is_paused(i) for i in range(3)] == [False, True, False]
-
-
-@with_examples(60)
-@given(
-    st.lists(
-        st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), max_size=60
-    )
-)
-def test_the_same_rounds_lead_to_the_same_decisions(rounds: list[tuple[int, int]]) -> None:
-    assert rests_after(Guard([GOOD]), rounds) == rests_after(Guard([GOOD]), rounds)
 
 
 class Wrong(DraftSession):

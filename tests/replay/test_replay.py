@@ -5,6 +5,7 @@ first draft of real rounds.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from skipsearch.engine import forward
 from skipsearch.errors import SearchError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.kv_cache import Planner
+from skipsearch.replay import replay as replay_module
 from skipsearch.replay.replay import Replay
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7))
@@ -215,6 +217,17 @@ def test_a_model_that_ends_every_prompt_at_once_is_refused() -> None:
     model, _ = world()
     with pytest.raises(SearchError, match="ends every calibration prompt with its first token"):
         Replay(with_eos(model, *range(VOCAB)), PROMPTS, TOKENS, end_on_repeat=6)
+
+
+def test_a_model_that_loops_from_the_start_is_refused_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def generate(*arguments: Any, **settings: Any) -> list[list[int]]:
+        return [[7] * 60, [5]]
+
+    monkeypatch.setattr(replay_module, "generate_continuations", generate)
+    with pytest.raises(SearchError, match="1 of 2 calibration prompts"):
+        Replay(world()[0], PROMPTS[:2], TOKENS, end_on_repeat="loop")
 
 
 def test_progress_counts_tokens() -> None:
