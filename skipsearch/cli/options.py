@@ -13,6 +13,7 @@ import typer
 from skipsearch.errors import (
     EngineFallbackWarning,
     SpinningThreads,
+    TokenizerWarning,
     UnpackedWeightsWarning,
     UntrustedCacheWarning,
 )
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 OWN_WARNINGS = (
     EngineFallbackWarning,
     SpinningThreads,
+    TokenizerWarning,
     UnpackedWeightsWarning,
     UntrustedCacheWarning,
 )

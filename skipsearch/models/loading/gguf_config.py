@@ -5,12 +5,15 @@ The keys are those of llama.cpp: gguf-py/gguf/constants.py and each model's conv
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from skipsearch.errors import TokenizerWarning
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
+from skipsearch.models.loading.gguf_tokenizer import find_special_token
 
 MAX_LAYERS = 1024
 MAX_EXPERTS = 1 << 16
@@ -60,6 +63,7 @@ def _read_common(file: GGUFFile, architecture: str) -> Settings:
             f"{file.name}: {architecture}.attention.layer_norm_rms_epsilon is {epsilon}"
         )
     has_kv = f"{architecture}.attention.head_count_kv" in file.metadata
+    adds_bos = file.metadata.get("tokenizer.ggml.add_bos_token") is True
     return {
         "vocab_size": table.shape[0],
         "hidden_size": hidden_size,
@@ -72,15 +76,31 @@ def _read_common(file: GGUFFile, architecture: str) -> Settings:
         "rms_norm_eps": float(epsilon),
         "rope_parameters": _read_rope(file, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": _read_token(file, "bos", table.shape[0]),
-        "eos_token_id": _read_token(file, "eos", table.shape[0]),
-        "pad_token_id": _read_token(file, "padding", table.shape[0]),
+        "bos_token_id": read_token(file, "bos", table.shape[0], adds_bos),
+        "eos_token_id": read_token(file, "eos", table.shape[0], needed=True),
+        "pad_token_id": read_token(file, "padding", table.shape[0]),
     }
 
 
-def _read_token(file: GGUFFile, name: str, vocab_size: int) -> int | None:
+def read_token(file: GGUFFile, name: str, vocab_size: int, needed: bool = False) -> int | None:
+    """Return the id of a special token such as `bos`; None, with a warning, for an invalid one.
+
+    Raises: GGUFError for an invalid id of a token that is needed.
+    """
     key = f"tokenizer.ggml.{name}_token_id"
-    return file.require_int(key, 0, vocab_size - 1) if key in file.metadata else None
+    if key not in file.metadata:
+        return None
+    if needed:
+        return file.require_int(key, 0, vocab_size - 1)
+    token = find_special_token(file, name, vocab_size)
+    if token is None:
+        warnings.warn(
+            f"{file.name}: {key} is {file.metadata[key]}, and its vocabulary has {vocab_size} "
+            "tokens; the model is read without this token",
+            TokenizerWarning,
+            stacklevel=2,
+        )
+    return token
 
 
 def _read_rope(file: GGUFFile, architecture: str, head_dim: int) -> Settings:

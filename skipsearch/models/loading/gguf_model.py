@@ -13,11 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelSpec
 from skipsearch.models.families.table import family_of
-from skipsearch.models.loading.gguf_config import NORMS_PLUS_ONE, read_config, rotary_factors
+from skipsearch.models.loading.gguf_config import (
+    NORMS_PLUS_ONE,
+    read_config,
+    read_token,
+    rotary_factors,
+)
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, has_magic, read_gguf
+from skipsearch.models.loading.gguf_tokenizer import read_tokenizer
 from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.quantize import GGUF_PREFIX
 from skipsearch.models.loading.weight_files import hash_weight_files
@@ -27,7 +32,7 @@ from skipsearch.models.stored_linear import (
     StoredLinear,
     unpack_matrix,
 )
-from skipsearch.models.third_party import first_line_of, panics_as_errors, silence_transformers
+from skipsearch.models.third_party import first_line_of, silence_transformers
 
 SUFFIX = ".gguf"
 
@@ -67,7 +72,7 @@ def read_gguf_tokenizer(name: str) -> tuple[Any, int]:
     file = read_gguf(find_gguf(name))
     config = read_config(file)
     family_of(config)
-    return _read_tokenizer(file, config), config.max_position_embeddings
+    return read_tokenizer(file, config.vocab_size), config.max_position_embeddings
 
 
 def identify_gguf(name: str) -> tuple[str, Any, str]:
@@ -88,7 +93,7 @@ def open_gguf(name: str, dtype: torch.dtype) -> LoadedModel:
     family = family_of(config)
     with silence_transformers():
         model = _build_model(file, config, dtype)
-    tokenizer = _read_tokenizer(file, config)
+    tokenizer = read_tokenizer(file, config.vocab_size)
     return LoadedModel(model, _make_spec(file, config, dtype), family, tokenizer)
 
 
@@ -258,43 +263,5 @@ def _make_spec(file: GGUFFile, config: Any, dtype: torch.dtype) -> ModelSpec:
 
 def _list_end_tokens(file: GGUFFile, vocab_size: int) -> list[int]:
     """Return the other tokens that end an answer, as llama.cpp reads them."""
-    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eom")]
-    return [file.require_int(key, 0, vocab_size - 1) for key in keys if key in file.metadata]
-
-
-def _read_tokenizer(file: GGUFFile, config: Any) -> Any:
-    """Return the tokenizer of a file; None if it has none.
-
-    Raises: GGUFError if its vocabulary does not fit the model; ModelError.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    kind = file.get("tokenizer.ggml.model", str, "none")
-    if kind == "none":
-        return None
-    tokens = file.get("tokenizer.ggml.tokens", list, [])
-    if not 0 < len(tokens) <= config.vocab_size or not isinstance(tokens[0], str):
-        raise GGUFError(
-            f"{file.name}: its vocabulary has {len(tokens)} tokens, and its embedding "
-            f"{config.vocab_size}; download the file again"
-        )
-    try:
-        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
-    except ImportError as error:
-        raise ModelError(
-            "the tokenizer of a GGUF file is read by transformers 5.17 or newer, and this part of "
-            f"it cannot be imported ({first_line_of(error)}): pip install --upgrade transformers"
-        ) from None
-    try:
-        with silence_transformers(), panics_as_errors():
-            architecture, vocabulary, settings = get_gguf_tokenizer(str(file.paths[0]))
-            backend, more_settings = convert_gguf_tokenizer(architecture, vocabulary)
-            tokenizer: Any = PreTrainedTokenizerFast(
-                tokenizer_object=backend, **settings, **more_settings
-            )
-    except Exception as error:  # tokenizers raises bare Exception
-        raise GGUFError(
-            f"{file.name}: its tokenizer cannot be read ({first_line_of(error)}); take the "
-            "model's folder instead"
-        ) from None
-    return tokenizer
+    tokens = [read_token(file, name, vocab_size) for name in ("eot", "eom")]
+    return [token for token in tokens if token is not None]

@@ -1,0 +1,182 @@
+"""The tokenizer of a GGUF file, built with the library tokenizers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
+
+from skipsearch.errors import TokenizerWarning
+from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
+from skipsearch.models.loading.gguf_pre_tokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
+from skipsearch.models.third_party import first_line_of, panics_as_errors, silence_transformers
+
+CONTROL, USER_DEFINED = 3, 4  # types of tokens that stay whole in a text
+SPACE = "▁"  # in a vocabulary of SentencePiece
+SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+
+
+def find_special_token(file: GGUFFile, name: str, vocab_size: int) -> int | None:
+    """Return the id of a special token such as `bos`; None if the file has none, or no valid one.
+
+    Raises: GGUFError if it is no number.
+    """
+    token = file.get(f"tokenizer.ggml.{name}_token_id", int)
+    return token if token is not None and 0 <= token < vocab_size else None
+
+
+def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
+    """Return the tokenizer of a file; None if it has none.
+
+    vocab_size: rows of the model's embedding. Raises: GGUFError if the vocabulary has more tokens,
+    or cannot be read.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    kind = file.get("tokenizer.ggml.model", str, "none")
+    if kind == "none":
+        return None
+    tokens = file.get("tokenizer.ggml.tokens", list, [])
+    if not 0 < len(tokens) <= vocab_size or not isinstance(tokens[0], str):
+        raise GGUFError(
+            f"{file.name}: its vocabulary has {len(tokens)} tokens, and its embedding "
+            f"{vocab_size}; download the file again"
+        )
+    settings: dict[str, Any] = {"chat_template": file.get("tokenizer.chat_template", str)}
+    for name, key in SPECIAL_TOKENS.items():
+        token = find_special_token(file, key, len(tokens))
+        settings[f"{name}_token"] = None if token is None else tokens[token]
+    try:
+        with silence_transformers(), panics_as_errors():
+            if kind == "gpt2":
+                pre = _find_pre_tokenizer(file)
+                backend, adds_bos = _build_byte_level(file, tokens, pre), pre.adds_bos
+            elif kind == "llama":
+                backend, adds_bos = _build_sentencepiece(file, tokens), True
+            else:
+                raise ValueError(f"its kind is {kind[:40]!r}, and gpt2 and llama are read")
+            types = file.get("tokenizer.ggml.token_type", list, [])
+            vocabulary = backend.get_vocab(with_added_tokens=False)
+            for token_type, add in (
+                (CONTROL, backend.add_special_tokens),
+                (USER_DEFINED, backend.add_tokens),
+            ):
+                whole = [
+                    AddedToken(token, normalized=False, special=token_type == CONTROL)
+                    for token, its_type in zip(tokens, types, strict=False)
+                    if its_type == token_type and token in vocabulary
+                ]
+                add(whole)
+            return PreTrainedTokenizerFast(
+                tokenizer_object=backend,
+                add_bos_token=_read_flag(file, "add_bos_token", adds_bos),
+                add_eos_token=_read_flag(file, "add_eos_token", False),
+                **settings,
+            )
+    except Exception as error:  # tokenizers raises bare Exception
+        raise GGUFError(
+            f"{file.name}: its tokenizer cannot be read ({first_line_of(error)}); take the "
+            "model's folder instead"
+        ) from None
+
+
+def _read_flag(file: GGUFFile, name: str, default: bool) -> bool:
+    return bool(file.metadata.get(f"tokenizer.ggml.{name}", default))
+
+
+def _find_pre_tokenizer(file: GGUFFile) -> PreTokenizer:
+    """Return how text is split, and warn if that is a guess."""
+    name = file.get("tokenizer.ggml.pre", str)
+    if (known := PRE_TOKENIZERS.get(name or "")) is not None:
+        return known
+    if name is None or name == "default":
+        reason = "does not say how its tokenizer splits text (tokenizer.ggml.pre)"
+    else:
+        reason = f"splits text in a way that is not known here (tokenizer.ggml.pre {name[:40]!r})"
+    warnings.warn(
+        f"{file.name} {reason}, so some texts may become other tokens than the model was trained "
+        "on: take a newer file of the model, or its folder",
+        TokenizerWarning,
+        stacklevel=2,
+    )
+    return DEFAULT
+
+
+def _build_byte_level(file: GGUFFile, tokens: list[str], pre: PreTokenizer) -> Tokenizer:
+    merges = _read_merges(file)
+    if merges is None:
+        raise ValueError("it has no merges")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre.keeps_words))
+    backend.pre_tokenizer = pre.build()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _build_sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    """Return BPE with the merges that the scores of a vocabulary imply."""
+    architecture = file.metadata.get("general.architecture", "")
+    is_gemma = str(architecture).startswith("gemma")
+    if is_gemma:  # its file spells tokens of spaces as spaces, and its order is that of merges
+        tokens = [SPACE * len(t) if " " in t and not t.strip() else t for t in tokens]
+        scores = [float(-i) for i in range(len(tokens))]
+    else:
+        scores = file.get("tokenizer.ggml.scores", list, [])
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    merges = _read_merges(file) or _derive_merges(vocabulary, scores)
+    backend = Tokenizer(
+        models.BPE(
+            vocabulary,
+            merges,
+            byte_fallback=True,
+            fuse_unk=True,
+            unk_token="<unk>" if is_gemma else None,
+        )
+    )
+    has_prefix = not is_gemma and _read_flag(file, "add_space_prefix", True)
+    replace = normalizers.Replace(" ", SPACE)
+    if is_gemma:
+        backend.normalizer = replace
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    elif architecture == "phi3" and has_prefix:  # before the spaces that a text begins with, too
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace])
+    else:
+        scheme = "first" if has_prefix else "never"
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(
+        [*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps
+    )
+    return backend
+
+
+def _read_merges(file: GGUFFile) -> list[tuple[str, str]] | None:
+    """Return the pairs of tokens that merge, first those that merge first; None if it has none."""
+    merges = file.get("tokenizer.ggml.merges", list)
+    if merges is None:
+        return None
+    pairs = []
+    for merge in merges:
+        left, _, right = str(merge)[1:].partition(" ")  # a token may begin with a space
+        pairs.append((str(merge)[:1] + left, right))
+    return pairs
+
+
+def _derive_merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """Return each pair of tokens that makes a token, first those with the highest score."""
+    ranked = []
+    for token, index in vocabulary.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocabulary and right in vocabulary:
+                ranked.append((-scores[index], -len(left), -len(right), left, right))
+    ranked.sort(key=lambda pair: pair[:3])
+    return [(left, right) for *_, left, right in ranked]
