@@ -494,6 +494,32 @@ def test_requests_of_several_threads_try_masks_at_the_same_time(
     assert drafter.search.n_trials == len(drafter.search.results) > 2
 
 
+def test_a_fit_holds_no_lock_and_leaves_the_random_numbers_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from botorch import models  # takes seconds, and other tests need it too
+
+    model, _ = tiny_model_and_reference()
+    drafter = SWIFT(skip_ratio=0.5, bayes_interval=1, draft_length=3, exit=FIXED).build(model, [])
+    assert isinstance(drafter, SWIFTDrafter)
+    fitted, drawn, real = list[bool](), list[torch.Tensor](), models.SingleTaskGP
+
+    def fit(*arguments: Any, **settings: Any) -> Any:
+        fitted.append(drafter.lock.locked())
+        drawn.append(torch.rand(3))  # as another thread may meanwhile
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(models, "SingleTaskGP", fit)
+    for score in (0.1, 0.4):
+        drafter.search.results.append((drafter._random_mask()[1], score))
+    before = torch.get_rng_state()
+    drafter.propose_mask()
+    after = torch.rand(3)
+    assert fitted == [False]
+    torch.set_rng_state(before)
+    assert torch.equal(torch.cat([drawn[0], after]), torch.cat([torch.rand(3), torch.rand(3)]))
+
+
 def test_a_search_that_finds_nothing_better_leaves_a_sample_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -56,7 +56,8 @@ class SearchState:
 class SWIFTDrafter(DynamicMaskDrafter):
     """A skip drafter that searches its mask. All requests share the search.
 
-    Code that changes `search` must hold `lock`, and must not run a pass of a model while it does.
+    Code that changes `search` must hold `lock`, and must neither run a pass of a model nor fit a
+    Gaussian process while it does.
     """
 
     def __init__(self, spec: SWIFT, model: ModelAdapter):
@@ -91,31 +92,30 @@ class SWIFTDrafter(DynamicMaskDrafter):
         A point has one number for each sub-layer, from which the Gaussian process learns. The
         process proposes every `bayes_interval`-th mask; the others are random.
         """
-        search = self.search
-        if (search.n_trials + 1) % self.spec.bayes_interval or len(search.results) < 2:
-            return self._random_mask()
+        with self.lock:
+            search = self.search
+            if (search.n_trials + 1) % self.spec.bayes_interval or len(search.results) < 2:
+                return self._random_mask()
+            candidates = [
+                self._random_point() if self.spec.faithful else self._random_mask()
+                for _ in range(GP_CANDIDATES)
+            ]
+            points, scores = zip(*search.results[-MAX_FIT_TRIALS:], strict=True)
         from botorch.models import SingleTaskGP  # the import takes seconds
 
-        candidates = [
-            self._random_point() if self.spec.faithful else self._random_mask()
-            for _ in range(GP_CANDIDATES)
-        ]
-        points, scores = zip(*search.results[-MAX_FIT_TRIALS:], strict=True)
         targets = torch.tensor(scores, dtype=torch.double)[:, None]
         if targets.std() == 0:  # equal scores: nothing to fit
             return candidates[0]
         targets = (targets - targets.mean()) / targets.std()
-        # Keep the global RNG, from which requests may draw.
-        with torch.random.fork_rng(devices=[]):
-            process = SingleTaskGP(
-                torch.tensor(points, dtype=torch.double),
-                targets,
-                torch.full_like(targets, SCORE_NOISE),
-                outcome_transform=None,
-            )
-            posterior = process.posterior(
-                torch.tensor([point for _, point in candidates], dtype=torch.double)
-            )
+        process = SingleTaskGP(  # draws no random numbers
+            torch.tensor(points, dtype=torch.double),
+            targets,
+            torch.full_like(targets, SCORE_NOISE),
+            outcome_transform=None,
+        )
+        posterior = process.posterior(
+            torch.tensor([point for _, point in candidates], dtype=torch.double)
+        )
         bound = posterior.mean + UCB_KAPPA * posterior.variance.sqrt()
         return candidates[int(bound.argmax())]
 
@@ -169,7 +169,7 @@ class SWIFTDrafter(DynamicMaskDrafter):
                 self.search = search
         except (KeyError, TypeError, ValueError) as error:
             raise DecodeError(
-                f"this is no state of a swift drafter ({error}): give what `state` returned"
+                f"this is no state of a swift drafter ({error}): give what `state_dict` returned"
             ) from None
 
 
@@ -216,8 +216,7 @@ class SWIFTPolicy:
             with drafter.lock:
                 if search.mask is current and not search.n_judged:
                     search.n_correct, search.n_judged = n_correct, window
-        with drafter.lock:
-            mask, point = drafter.propose_mask()
+        mask, point = drafter.propose_mask()
         n_correct = count_correct(ctx, mask)
         with drafter.lock:
             search.n_trials += 1
