@@ -51,7 +51,7 @@ def methods(
 
     Compare every drafting method with plain decoding, each with its best settings on the
     calibration prompts. All decode the same hold-out prompts and take turns in one run. The result
-    is a table in Markdown; `report --methods` draws what --json prints."""
+    is a table in Markdown."""
     quantization = merge_activations(quantization, activations)
     from skipsearch.bench.method_table import compare_methods, to_markdown, to_report_data
     from skipsearch.cli.consoles import err, out, print_json

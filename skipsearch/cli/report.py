@@ -22,12 +22,6 @@ def report(
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A profile. Give --study too to see both.")
     ] = None,
-    methods: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE.json", help="A result of `bench methods --json`. May be repeated."
-        ),
-    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
 ) -> None:
     """Example: skipsearch report --study my-profile.journal --profile my-profile.yaml --out
@@ -37,15 +31,12 @@ def report(
     searchers converged, speedup against skipped sub-layers, predicted against measured, which
     layers are skipped, how the settings matter, and what each drafter brought. Studies are only
     read, so a search may still be running in them."""
-    require_usage(
-        bool(study or profile or methods), "give --study, --profile, --methods, or several of them"
-    )
+    require_usage(bool(study or profile), "give --study, --profile, or both")
     from skipsearch.cli.consoles import err
     from skipsearch.cli.consoles import out as console
     from skipsearch.core.files import check_writable
     from skipsearch.errors import ExportError
     from skipsearch.profile import load_profile
-    from skipsearch.report.method_figures import read_methods
     from skipsearch.report.report_page import write_report
     from skipsearch.report.study_reader import read_studies
     from skipsearch.tuning.storage import study_file
@@ -55,20 +46,10 @@ def report(
         out,
         force,
         ExportError,
-        inputs={
-            "--profile": [profile] if profile else [],
-            "--study": studies,
-            "--methods": methods or [],
-        },
+        inputs={"--profile": [profile] if profile else [], "--study": studies},
     )
     loaded = load_profile(profile) if profile else None
-    missing = write_report(
-        out,
-        read_studies(study or []),
-        loaded,
-        force,
-        [read_methods(path) for path in methods or []],
-    )
+    missing = write_report(out, read_studies(study or []), loaded, force)
     if missing:
         err.print(f"not drawn, and the page says why: {', '.join(missing)}", style="dim")
     console.print(f"{out}: open it in a browser")

@@ -4,7 +4,6 @@ from skipsearch.report.closed_form import draw_closed_form, draw_token_times
 from skipsearch.report.drafter_figures import draw_drafters, draw_reliability
 from skipsearch.report.figure import MissingData, ReportFigure
 from skipsearch.report.layer_map import draw_layer_map, draw_policy_surface
-from skipsearch.report.method_figures import MethodsTable, draw_methods, read_methods
 from skipsearch.report.reading_figure import draw_readings
 from skipsearch.report.report_page import write_report
 from skipsearch.report.search_figures import (
@@ -16,7 +15,6 @@ from skipsearch.report.study_reader import JudgedTrial, StudyRecord, read_study
 
 __all__ = [
     "JudgedTrial",
-    "MethodsTable",
     "MissingData",
     "ReportFigure",
     "StudyRecord",
@@ -24,14 +22,12 @@ __all__ = [
     "draw_convergence",
     "draw_drafters",
     "draw_layer_map",
-    "draw_methods",
     "draw_policy_surface",
     "draw_predictions",
     "draw_readings",
     "draw_reliability",
     "draw_speedup_by_skipped",
     "draw_token_times",
-    "read_methods",
     "read_study",
     "write_report",
 ]

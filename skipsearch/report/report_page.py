@@ -15,7 +15,6 @@ from skipsearch.errors import ExportError
 from skipsearch.profile import Profile
 from skipsearch.profile.show import describe_profile
 from skipsearch.report.figure import MissingData, as_speedup, format_number, strip_unprintable
-from skipsearch.report.method_figures import MethodsTable
 from skipsearch.report.search_figures import check_comparable
 from skipsearch.report.sections import Section, list_sections
 from skipsearch.report.study_reader import StudyRecord
@@ -63,7 +62,6 @@ def write_report(
     studies: Sequence[StudyRecord] = (),
     profile: Profile | None = None,
     replace: bool = False,
-    tables: Sequence[MethodsTable] = (),
 ) -> list[str]:
     """Write the page; return the titles of the figures that could not be drawn.
 
@@ -73,20 +71,20 @@ def write_report(
     """
     target = Path(out)
     check_writable(target, replace, ExportError)
-    html, missing = render_report(studies, profile, tables)
+    html, missing = render_report(studies, profile)
     save_file(target, html, ExportError)
     return missing
 
 
 def render_report(
-    studies: Sequence[StudyRecord], profile: Profile | None, tables: Sequence[MethodsTable] = ()
+    studies: Sequence[StudyRecord], profile: Profile | None
 ) -> tuple[str, list[str]]:
     """Return (HTML page, titles of the figures that could not be drawn).
 
     The template escapes all text.
     """
     check_comparable(studies, profile)
-    figures = [_render_section(section) for section in list_sections(studies, profile, tables)]
+    figures = [_render_section(section) for section in list_sections(studies, profile)]
     environment = Environment(
         loader=PackageLoader("skipsearch.report", "."),
         autoescape=True,
@@ -95,7 +93,7 @@ def render_report(
         lstrip_blocks=True,
     )
     html = environment.get_template("page.html").render(
-        title=_title(studies, profile, tables),
+        title=_title(studies, profile),
         verdict=_verdict(studies, profile),
         facts=_facts(studies, profile),
         differing=_list_differences(studies, profile),
@@ -151,19 +149,17 @@ def _summary_row(study: StudyRecord) -> list[str]:
     ]
 
 
-def _title(
-    studies: Sequence[StudyRecord], profile: Profile | None, tables: Sequence[MethodsTable]
-) -> str:
+def _title(studies: Sequence[StudyRecord], profile: Profile | None) -> str:
     if profile is not None:
         return f"{profile.model.id} on {profile.task.name}"
     tasks = dict.fromkeys(str(study.identity.get("task")) for study in studies)
     if studies:
         return f"{studies[0].identity.get('model')} on {', '.join(tasks)}"
-    return ", ".join(table.title for table in tables) or "nothing to show"
+    return "nothing to show"
 
 
 def _verdict(studies: Sequence[StudyRecord], profile: Profile | None) -> str:
-    """Return the outcome in a sentence or two; empty if the page has only tables of methods."""
+    """Return the outcome in a sentence or two; empty if there is none."""
     if profile is not None and (measured := profile.measured) is not None:
         figure = f"{measured.speedup.format_with_unit('×')} as fast as plain decoding"
         where = f"on {measured.prompts} hold-out prompts, which the search had not seen"

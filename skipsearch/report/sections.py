@@ -11,7 +11,6 @@ from skipsearch.report.closed_form import draw_closed_form, draw_token_times
 from skipsearch.report.drafter_figures import draw_drafters, draw_reliability
 from skipsearch.report.figure import ReportFigure
 from skipsearch.report.layer_map import N_BEST_MASKS, draw_layer_map, draw_policy_surface
-from skipsearch.report.method_figures import MethodsTable, draw_methods
 from skipsearch.report.reading_figure import draw_readings
 from skipsearch.report.search_figures import (
     draw_convergence,
@@ -31,25 +30,8 @@ class Section:
     draw: Callable[[], ReportFigure]  # raises MissingData if data are missing
 
 
-def list_sections(
-    studies: Sequence[StudyRecord], profile: Profile | None, tables: Sequence[MethodsTable] = ()
-) -> Iterator[Section]:
-    """Yield the sections of the page.
-
-    Tables of methods come first. Without a study and a profile, nothing else follows.
-    """
-    for k, table in enumerate(tables):
-        yield Section(
-            f"methods-{k}",
-            f"Methods side by side, {table.title}",
-            "Each method at the settings that were best on calibration text, on hold-out prompts "
-            "in one interleaved run, "
-            f"{table.conditions}, with 95 % intervals. The table also lists what its paper "
-            "reports, on other models and machines.",
-            partial(draw_methods, table, f"methods-{k}"),
-        )
-    if tables and not studies and profile is None:
-        return
+def list_sections(studies: Sequence[StudyRecord], profile: Profile | None) -> Iterator[Section]:
+    """Yield the sections of the page."""
     searched = [study for study in studies if study.judged]
     yield Section(
         "convergence",

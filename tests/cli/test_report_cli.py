@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ import pytest
 from helpers.command import run_in_process
 from helpers.profiles import GOLDEN
 
-from skipsearch.bench.method_table import MethodRow
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
-from skipsearch.core.stats import Estimate, Trial
+from skipsearch.core.stats import Trial
 from skipsearch.drafters.exits.fixed import Fixed
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.tuning.study import StudyStore
@@ -82,55 +80,6 @@ def test_a_profile_alone_becomes_a_page(tmp_path: Path, capsys: Any, monkeypatch
     assert "1.337× (1.31–1.366)" in page
 
 
-def test_a_table_of_methods_becomes_a_page_of_its_own(
-    tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    row = MethodRow(
-        "clasp <in context>",
-        "clasp",
-        "the prompt",
-        Estimate(1.08, 1.02, 1.13),
-        0.71,
-        1.9,
-        0.4,
-        3,
-        3,
-        "1.24× (8B)",
-    )
-    plain = MethodRow(
-        "plain", "plain", "nothing", Estimate(1.0, 1.0, 1.0), None, None, None, 3, 3, ""
-    )
-    table = {
-        "model": "demo",
-        "task": "pycode",
-        "engine": "lean",
-        "dtype": "float32",
-        "rows": [plain.as_dict(), row.as_dict()],
-    }
-    (tmp_path / "methods.json").write_text(json.dumps(table))
-    status, _, err = run(
-        capsys,
-        monkeypatch,
-        "--methods",
-        tmp_path / "methods.json",
-        "--out",
-        tmp_path / "report.html",
-    )
-    assert (status, err) == (0, "")
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 1
-    assert "Methods side by side, demo on pycode" in page
-    for cell in (
-        "clasp &lt;in context&gt;",
-        "1.08×",
-        "1.02–1.13",
-        "the prompt",
-        "3 of 3",
-        "1.24× (8B)",
-    ):
-        assert f"<td>{cell}</td>" in page
-
-
 def test_studies_and_a_profile_are_drawn_together_and_again_only_with_force(
     journal: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
@@ -172,7 +121,7 @@ def test_neither_a_study_nor_a_profile_is_a_wrong_call(
 ) -> None:
     status, _, err = run(capsys, monkeypatch, "--out", tmp_path / "report.html")
     assert status == 2
-    assert "give --study, --profile, --methods, or several of them" in err
+    assert "give --study, --profile, or both" in err
 
 
 @pytest.mark.parametrize(
@@ -186,12 +135,6 @@ def test_neither_a_study_nor_a_profile_is_a_wrong_call(
         (["--study", "{journal}", "--study", "{journal}"], "is named twice"),
         (["--profile", "{tmp}/none.yaml"], "none.yaml"),
         (["--profile", "{journal}"], "search.journal"),
-        (
-            ["--methods", "{journal}"],
-            "search.journal is no table of methods: `skipsearch bench methods --json > FILE` "
-            "writes one",
-        ),
-        (["--methods", "{tmp}/none.json"], "cannot read {tmp}/none.json: No such file"),
         (["--study", "{journal}", "--out", "{tmp}"], "is a folder; name the file to write"),
         (
             ["--study", "{journal}", "--out", "{journal}", "--force"],
