@@ -47,26 +47,6 @@ def expected_speedup(
     return expected_round_tokens(alpha, draft_length) / (draft_length * beta + verify_ratio)
 
 
-def best_draft_length(
-    alpha: float, beta: float, verify_ratios: Sequence[float]
-) -> tuple[int, float]:
-    """Return (γ, speedup) of the best draft length; 0 (do not draft, speedup 1) is included.
-
-    verify_ratios: verify_ratios[γ] is v of a verify pass over γ + 1 tokens; the first is 1.
-    """
-    options = [
-        (1.0 if g == 0 else expected_speedup(alpha, g, beta, v), -g)
-        for g, v in enumerate(verify_ratios)
-    ]
-    speedup, negative = max(options)
-    return -negative, speedup
-
-
-def break_even_alpha(beta: float, verify_ratio: float = 1.0) -> float:
-    """Return the α above which drafting one token pays: β + v − 1."""
-    return beta + verify_ratio - 1
-
-
 def acceptance_rate(accepted: int, rejecting_rounds: int) -> float | None:
     """Return α: accepted / (accepted + rounds that ended in a rejection); None if nothing was
     drafted.

@@ -1,9 +1,9 @@
 """Draw a search and its profile as figures, in one HTML page or one by one in a notebook."""
 
-from skipsearch.report.closed_form import draw_closed_form, draw_token_times
 from skipsearch.report.drafter_figures import draw_drafters, draw_reliability
 from skipsearch.report.figure import MissingData, ReportFigure
-from skipsearch.report.layer_map import draw_layer_map, draw_policy_surface
+from skipsearch.report.layer_map import draw_layer_map
+from skipsearch.report.profile_figures import draw_token_times
 from skipsearch.report.reading_figure import draw_readings
 from skipsearch.report.report_page import write_report
 from skipsearch.report.search_figures import (
@@ -18,11 +18,9 @@ __all__ = [
     "MissingData",
     "ReportFigure",
     "StudyRecord",
-    "draw_closed_form",
     "draw_convergence",
     "draw_drafters",
     "draw_layer_map",
-    "draw_policy_surface",
     "draw_predictions",
     "draw_readings",
     "draw_reliability",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from skipsearch.profile import Profile
-from skipsearch.report.closed_form import PROFILE_MISSING
 from skipsearch.report.figure import MissingData, ReportFigure
+from skipsearch.report.profile_figures import PROFILE_MISSING
 from skipsearch.report.recorded import StoredReliabilityBin
 from skipsearch.report.study_reader import StudyRecord
 from skipsearch.report.theme import SERIES_COLOURS, themed_figure

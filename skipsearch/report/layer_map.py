@@ -1,4 +1,4 @@
-"""Figures of cells: the sub-layers that masks skip, and the speedup of each draft policy."""
+"""The figure of the sub-layers that masks skip."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 from skipsearch.core.mask import SkipMask
 from skipsearch.profile import Profile
 from skipsearch.report.figure import MissingData, ReportFigure, as_speedup, shorten_label
-from skipsearch.report.recorded import SurfacePoint
-from skipsearch.report.search_figures import STUDY_MISSING, check_comparable, group_trials
+from skipsearch.report.search_figures import check_comparable, group_trials
 from skipsearch.report.study_reader import StudyRecord
-from skipsearch.report.theme import GAIN, INK, LOSS, MUTED, SERIES_COLOURS, themed_figure
+from skipsearch.report.theme import MUTED, SERIES_COLOURS, themed_figure
 
 N_BEST_MASKS = 5  # masks of each searcher in the map
 
@@ -126,108 +125,6 @@ def build_map_rows(studies: Sequence[StudyRecord], profile: Profile | None = Non
         )
         rows.append(MapRow.from_masks("profile", about, profile.mask))
     return rows
-
-
-def draw_policy_surface(study: StudyRecord | None, name: str = "surface") -> ReportFigure:
-    """Draw the predicted speedup of the winner's mask under each draft policy.
-
-    Columns are draft lengths, rows are thresholds. Policies without a threshold have one row. name:
-    of the figure, if a page has several. Raises: MissingData if the study has no surface.
-    """
-    if study is None:
-        raise MissingData(STUDY_MISSING)
-    if not study.surface:
-        raise MissingData(
-            "This study holds no policy surface: it ended before its winner was known, or was made "
-            "by a version that did "
-            "not keep it."
-        )
-    # Of adaptive policies with the same threshold and different targets, the best is drawn.
-    best: dict[tuple[str, int], SurfacePoint] = {}
-    for point in study.surface:
-        key = (_policy_label(point), point.draft_length)
-        best[key] = max(best.get(key, point), point, key=lambda p: p.speedup)
-    order = sorted(
-        {
-            (
-                point.kind != "fixed",
-                point.kind == "adaptive",
-                point.kind,
-                point.threshold or 0.0,
-                _policy_label(point),
-            )
-            for point in study.surface
-        }
-    )
-    names, lengths = [row[-1] for row in order], sorted({length for _, length in best})
-    top = max(best.values(), key=lambda p: p.speedup)
-    reach = max(abs(p.speedup - 1) for p in best.values()) or 1.0
-    with themed_figure() as figure_of:
-        figure = figure_of(figsize=(8.4, 0.8 + 0.26 * len(names)), layout="constrained")
-        axes = figure.subplots()
-        drawn = [
-            ((lengths.index(length), names.index(row)), point)
-            for (row, length), point in best.items()
-        ]
-        for gid, colour, gains in (("gain", GAIN, True), ("loss", LOSS, False)):
-            _draw_cells(
-                axes,
-                [
-                    (corner, 0.1 + 0.45 * abs(p.speedup - 1) / reach)
-                    for corner, p in drawn
-                    if (p.speedup >= 1) == gains
-                ],
-                colour,
-                gid,
-            )
-        for corner, point in drawn:
-            axes.text(
-                *corner,
-                f"{point.speedup:.2f}",
-                ha="center",
-                va="center",
-                fontsize=8.5,
-                color=INK,
-                fontweight="bold" if point is top else "normal",
-            )
-        axes.set(
-            xlim=(-0.5, len(lengths) - 0.5), ylim=(len(names) - 0.5, -0.5), xlabel="draft length"
-        )
-        axes.set_xticks(range(len(lengths)), [str(n) for n in lengths])
-        axes.set_yticks(range(len(names)), [shorten_label(n) for n in names])
-        axes.tick_params(axis="both", length=0)
-        axes.spines[["left", "bottom"]].set_visible(False)
-    rows = [
-        [row, str(length), as_speedup(best[row, length].speedup, 3)]
-        for row in names
-        for length in lengths
-        if (row, length) in best
-    ]
-    tips = {
-        gid: [
-            f"{_policy_label(p)}, up to {p.draft_length}: {as_speedup(p.speedup, 3)}"
-            for _, p in drawn
-            if (p.speedup >= 1) == gains
-        ]
-        for gid, gains in (("gain", True), ("loss", False))
-    }
-    return ReportFigure(
-        name,
-        figure,
-        ("policy", "draft length", "predicted speedup"),
-        rows,
-        {gid: t for gid, t in tips.items() if t},
-    )
-
-
-def _policy_label(point: SurfacePoint) -> str:
-    if point.kind == "fixed" or point.threshold is None:
-        return "no exit (fixed)" if point.kind == "fixed" else point.kind
-    return (
-        f"{point.kind} from {point.threshold:g}"
-        if point.kind == "adaptive"
-        else f"{point.kind} {point.threshold:g}"
-    )
 
 
 def _draw_cells(

@@ -108,19 +108,6 @@ class StoredReading(StoredModel):
         return f"{self.weights}{experts}{tokens}"
 
 
-class SurfacePoint(StoredModel):
-    """The predicted speedup of the winner's mask under one draft policy."""
-
-    kind: str  # of the exit policy
-    draft_length: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-    threshold: Annotated[float, Field(ge=0, le=1)] | None = None  # None: the policy has none
-    speedup: Ratio
-
-
-class Surface(StoredModel):
-    policies: tuple[SurfacePoint, ...] = ()
-
-
 class StoredTrialAttrs(StoredModel):
     """The attributes of a trial, besides its time."""
 

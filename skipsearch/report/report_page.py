@@ -76,9 +76,7 @@ def write_report(
     return missing
 
 
-def render_report(
-    studies: Sequence[StudyRecord], profile: Profile | None
-) -> tuple[str, list[str]]:
+def render_report(studies: Sequence[StudyRecord], profile: Profile | None) -> tuple[str, list[str]]:
     """Return (HTML page, titles of the figures that could not be drawn).
 
     The template escapes all text.

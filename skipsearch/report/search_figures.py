@@ -13,7 +13,6 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import Estimate
 from skipsearch.errors import SearchError
 from skipsearch.profile import Profile
-from skipsearch.report.closed_form import speedup_from_counts
 from skipsearch.report.figure import (
     MissingData,
     ReportFigure,
@@ -21,6 +20,7 @@ from skipsearch.report.figure import (
     format_number,
     shorten_label,
 )
+from skipsearch.report.profile_figures import speedup_from_counts
 from skipsearch.report.study_reader import JudgedTrial, StudyRecord
 from skipsearch.report.theme import INK, MUTED, PAPER, series_style, themed_figure
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from skipsearch.profile import Profile
-from skipsearch.report.closed_form import draw_closed_form, draw_token_times
 from skipsearch.report.drafter_figures import draw_drafters, draw_reliability
 from skipsearch.report.figure import ReportFigure
-from skipsearch.report.layer_map import N_BEST_MASKS, draw_layer_map, draw_policy_surface
+from skipsearch.report.layer_map import N_BEST_MASKS, draw_layer_map
+from skipsearch.report.profile_figures import draw_token_times
 from skipsearch.report.reading_figure import draw_readings
 from skipsearch.report.search_figures import (
     draw_convergence,
@@ -65,15 +65,6 @@ def list_sections(studies: Sequence[StudyRecord], profile: Profile | None) -> It
         f"best {N_BEST_MASKS} masks.",
         partial(draw_layer_map, searched, profile),
     )
-    for study, name, suffix in _each_study(studies, "surface", lambda study: study.surface):
-        yield Section(
-            name,
-            f"Policy surface{suffix}",
-            "The predicted speedup of the winner's mask, without lookup before it, under each "
-            "draft policy: at most so many tokens a round (across), drafting stopped below a "
-            "confidence (down). The best is bold.",
-            partial(draw_policy_surface, study, name),
-        )
     with_readings = [study for study in studies if study.readings]
     for study, name, suffix in _each_study(with_readings, "reads", lambda study: study.readings):
         if study is not None:
@@ -107,15 +98,6 @@ def list_sections(studies: Sequence[StudyRecord], profile: Profile | None) -> It
             "token was right, among the positions at which the drafters before it propose nothing.",
             partial(draw_reliability, study, name),
         )
-    yield Section(
-        "closed-form",
-        "Closed form and measurement",
-        "What draft length should give if each drafted token were accepted with the same "
-        "probability α, a draft pass cost β of a "
-        "full pass and a verify pass v of one. v is that of the rounds as measured, so the curve "
-        "flatters long drafts.",
-        partial(draw_closed_form, profile),
-    )
 
 
 def _each_study(

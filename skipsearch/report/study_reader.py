@@ -2,7 +2,7 @@
 
 `tuning.study` cannot do so: it opens a study to continue it, creates missing tables, and marks the
 trials of killed processes as failed. Attributes that later versions added (`searcher`,
-`search_seconds`, `raced`, `surface`, `brought`) may be missing; a figure that needs one says so.
+`search_seconds`, `raced`, `brought`) may be missing; a figure that needs one says so.
 Older studies have a draft policy in words (`policy`) instead of a recipe.
 """
 
@@ -33,8 +33,6 @@ from skipsearch.report.recorded import (
     StoredReading,
     StoredReliabilityBin,
     StoredTrialAttrs,
-    Surface,
-    SurfacePoint,
     describe_recipe,
 )
 from skipsearch.tuning.storage import (
@@ -79,7 +77,6 @@ class StudyRecord:
     judged: tuple[JudgedTrial, ...]  # finished trials in their order
     n_left_out: int = 0  # trials without a time or a baseline (failed, abandoned)
     race: tuple[RaceRecord, ...] = ()
-    surface: tuple[SurfacePoint, ...] = ()
     reliability: tuple[StoredReliabilityBin, ...] = ()
     readings: tuple[StoredReading, ...] = ()
 
@@ -176,9 +173,6 @@ def read_study(location: str | Path, label: str | None = None) -> StudyRecord:
     race: tuple[RaceRecord, ...] = _parse_attr(
         tuple[RaceRecord, ...], attributes.get("raced", []), f"the race in {name}"
     )
-    surface: Surface = _parse_attr(
-        Surface, attributes.get("surface", {}), f"the policy surface in {name}"
-    )
     bins: tuple[StoredReliabilityBin, ...] = _parse_attr(
         tuple[StoredReliabilityBin, ...],
         attributes.get("brought", []),
@@ -194,7 +188,6 @@ def read_study(location: str | Path, label: str | None = None) -> StudyRecord:
         judged,
         len(trials) - len(judged),
         race,
-        surface.policies,
         bins,
         readings,
     )

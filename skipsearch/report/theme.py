@@ -8,14 +8,7 @@ from typing import Any
 
 from skipsearch.errors import ExportError
 
-INK, MUTED, GRID, PAPER, GAIN, LOSS = (
-    "#1f2328",
-    "#5b636d",
-    "#d5dae0",
-    "#ffffff",
-    "#2a6db3",
-    "#c25b0a",
-)
+INK, MUTED, GRID, PAPER, GAIN = ("#1f2328", "#5b636d", "#d5dae0", "#ffffff", "#2a6db3")
 # CSS variable -> (light, dark). Light colours are unique, because the SVG is searched for them.
 COLOURS: dict[str, tuple[str, str]] = {
     "ink": (INK, "#e6e9ee"),
@@ -23,7 +16,6 @@ COLOURS: dict[str, tuple[str, str]] = {
     "grid": (GRID, "#3a414b"),
     "paper": (PAPER, "#15181d"),
     "gain": (GAIN, "#67a9ee"),
-    "loss": (LOSS, "#ff9a4a"),
     "s0": ("#2f6fb4", "#6cb0f2"),
     "s1": ("#c05a0c", "#ff9f50"),
     "s2": ("#00796b", "#4ccab2"),

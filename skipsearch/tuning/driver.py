@@ -310,8 +310,6 @@ def _store_findings(
     measured.append(winner.describe_measurement("holdout"))
     store.set_attr("raced", [event.as_dict() for event in measured])
     objective = search.objective_of(winner.recipe)
-    if (mask := winner.recipe.mask(objective.replay.model.spec.n_layers)) is not None:
-        store.set_attr("surface", {"policies": objective.predict_surface(mask)})
     bins = compute_reliability(winner.recipe, objective.replay, objective.lookup_replay)
     store.set_attr("brought", [asdict(group) for group in bins])
 

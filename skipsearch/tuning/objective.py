@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from math import sqrt
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -359,21 +359,6 @@ class ReplayObjective:
             self.simulate_recipe(rounds, mask, policy, costs, proposals),
             self.plain_pass_s,
         )
-
-    def predict_surface(self, mask: SkipMask) -> list[dict[str, Any]]:
-        """Predict the speedup of a mask without lookup, for each policy that is not adaptive."""
-        options = [p for p in fine_policies(self.max_draft) if p.exit.kind != "adaptive"]
-        rounds = rounds_from_replay(self.replay(mask))
-        seconds = sweep(rounds, mask, options, self.costs).sum(axis=1) / rounds.n_positions.sum()
-        return [
-            {
-                "kind": p.exit.kind,
-                "draft_length": p.draft_length,
-                "threshold": getattr(p.exit, "threshold", None),
-                "speedup": self.plain_pass_s / float(s),
-            }
-            for p, s in zip(options, seconds, strict=True)
-        ]
 
 
 def lookups_of(recipe: Recipe) -> tuple[Lookup, ...]:

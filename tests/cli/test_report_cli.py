@@ -64,9 +64,9 @@ def test_a_study_becomes_a_page_and_what_it_lacks_is_said(
     status, told, err = run(capsys, monkeypatch, "--study", journal, "--out", out)
     assert (status, told) == (0, f"{out}: open it in a browser\n")
     assert err == (
-        "not drawn, and the page says why: Predicted against measured, Policy surface, Time a "
+        "not drawn, and the page says why: Predicted against measured, Time a "
         "token, What each drafter contributed, "
-        "How often drafts are right, Closed form and measurement"
+        "How often drafts are right"
     )
     page = out.read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
@@ -76,8 +76,8 @@ def test_a_study_becomes_a_page_and_what_it_lacks_is_said(
 def test_a_profile_alone_becomes_a_page(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     assert run(capsys, monkeypatch, "--profile", PROFILE, "--out", tmp_path / "report.html")[0] == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 4
-    assert "1.337× (1.31–1.366)" in page
+    assert page.count("<svg") == 3
+    assert "1.337× (1.310–1.366)" in page
 
 
 def test_studies_and_a_profile_are_drawn_together_and_again_only_with_force(

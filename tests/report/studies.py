@@ -1,5 +1,5 @@
-"""Studies as `tune` leaves them, without a search: a journal with judged masks, a race and a policy
-surface.
+"""Studies as `tune` leaves them, without a search: a journal with judged masks and a
+race.
 """
 
 from __future__ import annotations
@@ -88,41 +88,6 @@ OLD_RACED = [
         "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31},
     },
 ]
-SURFACE = {
-    "policies": [
-        *(
-            {
-                "kind": "fixed",
-                "draft_length": n,
-                "threshold": None,
-                "speedup": 1.25 - 0.05 * abs(n - 3),
-            }
-            for n in range(1, 9)
-        ),
-        *(
-            {
-                "kind": "confidence",
-                "draft_length": n,
-                "threshold": t,
-                "speedup": 1.3 - abs(t - 0.4) - 0.02 * abs(n - 6),
-            }
-            for n in (4, 6, 8, 12)
-            for t in (0.2, 0.4, 0.6)
-        ),
-        *(
-            {
-                "kind": "adaptive",
-                "draft_length": 12,
-                "threshold": t,
-                "speedup": 1.1 + t / 10 + target / 100,
-            }
-            for t in (0.4, 0.6)
-            for target in (0.7, 0.9)
-        ),
-    ]
-}
-
-
 READINGS = [
     {
         "weights": weights,
@@ -160,12 +125,11 @@ def make_study(
     failed: int = 0,
     seed: int = 0,
     raced: Any = RACED,
-    surface: Any = SURFACE,
     policy: str = "",
     **identity: Any,
 ) -> StudyStore:
     """searchers: how many masks each judged. recorded: as studies are written now, with searchers,
-    seconds, race and surface.
+    seconds and race.
 
     policy: in words, as older studies have it in place of a recipe.
     """
@@ -205,7 +169,6 @@ def make_study(
         ledger.add(Trial(SkipMask(n_layers, (0,)), math.inf, state=TrialState.FAILED))
     if recorded:
         ledger.set_attr("raced", raced)
-        ledger.set_attr("surface", surface)
         ledger.set_attr("brought", BROUGHT)
         ledger.set_attr("readings", READINGS)
     return ledger

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers.profiles import GOLDEN, write_demo_profile
 
-from report.studies import BROUGHT, LOOKUP, OLD_RACED, RACED, SURFACE, make_study
+from report.studies import BROUGHT, LOOKUP, OLD_RACED, RACED, make_study
 from skipsearch.core.mask import format_sublayer_count
 from skipsearch.errors import ExportError, SearchError
 from skipsearch.profile import Profile, load_profile
@@ -22,11 +22,9 @@ from skipsearch.report import (
     MissingData,
     ReportFigure,
     StudyRecord,
-    draw_closed_form,
     draw_convergence,
     draw_drafters,
     draw_layer_map,
-    draw_policy_surface,
     draw_predictions,
     draw_readings,
     draw_reliability,
@@ -34,8 +32,8 @@ from skipsearch.report import (
     draw_token_times,
     read_study,
 )
-from skipsearch.report.closed_form import drafted_per_round, speedup_from_counts
 from skipsearch.report.layer_map import build_map_rows
+from skipsearch.report.profile_figures import drafted_per_round, speedup_from_counts
 from skipsearch.report.search_figures import collect_predictions
 from skipsearch.report.theme import COLOURS
 
@@ -77,10 +75,7 @@ def svgs(study: StudyRecord, profile: Profile, mixed: Profile) -> list[str]:
         draw_speedup_by_skipped([study]),
         draw_predictions([study], profile),
         draw_layer_map([study], profile),
-        draw_policy_surface(study),
-        draw_policy_surface(study, "surface-1"),
         draw_token_times(profile),
-        draw_closed_form(profile),
         draw_drafters(mixed),
         draw_reliability(study),
     ]
@@ -167,43 +162,11 @@ def test_the_layer_map_has_two_rows_of_cells_a_searcher_the_winner_s_and_the_pro
     assert len(marks(parsed(draw_layer_map([study], profile)), "layers-cells")) == 4 * 2 * LAYERS
 
 
-def test_the_policy_surface_has_a_cell_a_policy_and_of_adaptive_targets_the_best(
-    study: StudyRecord,
-) -> None:
-    drawn = draw_policy_surface(study)
-    points = SURFACE["policies"]
-    policies = {(p["kind"], p["draft_length"], p["threshold"]) for p in points}
-    root = parsed(drawn)
-    assert (
-        len(marks(root, "surface-gain")) + len(marks(root, "surface-loss"))
-        == len(drawn.rows)
-        == len(policies)
-    )
-    assert ["adaptive from 0.4", "12", "1.149×"] in [[*row] for row in drawn.rows]
-    assert drawn.rows[0] == ["no exit (fixed)", "1", "1.150×"]
-
-
-def test_a_surface_where_nothing_gains_is_drawn(tmp_path: Path) -> None:
-    make_study(
-        tmp_path / "a.journal",
-        {"gp": 2},
-        surface={"policies": [{"kind": "fixed", "draft_length": 1, "speedup": 0.8}]},
-    )
-    assert (
-        len(marks(parsed(draw_policy_surface(read_study(tmp_path / "a.journal"))), "surface-loss"))
-        == 1
-    )
-
-
 def test_a_profile_s_figures_have_its_measurement(profile: Profile) -> None:
     assert [len(marks(parsed(draw_token_times(profile)), f"times-bar-{k}")) for k in (0, 1)] == [
         1,
         1,
     ]
-    drawn = draw_closed_form(profile)
-    assert len(marks(parsed(drawn), "closed-form-measured")) == 1
-    assert len(marks(parsed(drawn), "closed-form-closed-form")) >= 16
-    assert ["1", f"{(1 + 0.87) / (0.52 + 1.18):.3f}×"] in [[*row] for row in drawn.rows]
 
 
 def test_what_each_drafter_brought_is_a_bar_of_accepted_in_one_of_drafted_tokens(
@@ -237,16 +200,6 @@ def test_a_drafter_that_never_drafted_is_shown_too(mixed: Profile) -> None:
     drawn = draw_drafters(mixed.model_copy(update={"measured": measured}))
     assert [*drawn.rows[0]][1:] == ["0", "0", "0", "never asked, or had nothing to say"]
     assert parsed(drawn).tag == f"{SVG}svg"
-
-
-def test_a_recipe_of_several_drafters_has_no_closed_form(mixed: Profile) -> None:
-    lookups = mixed.model_copy(update={"drafters": mixed.drafters[:1]})
-    for profile, shape in ((mixed, "lookup,skip"), (lookups, "lookup")):
-        with pytest.raises(
-            MissingData,
-            match=rf"for recipes of one skip drafter\. This profile drafts with {shape}\.",
-        ):
-            draw_closed_form(profile)
 
 
 def test_what_has_no_mask_has_no_row_in_the_layer_map(mixed: Profile, tmp_path: Path) -> None:
@@ -302,12 +255,8 @@ def test_how_often_drafts_are_right_has_a_bar_a_group_and_a_panel_a_drafter(
         lambda old, profile: draw_predictions([old]),
         lambda old, profile: draw_predictions([], profile),
         lambda old, profile: draw_layer_map([]),
-        lambda old, profile: draw_policy_surface(None),
-        lambda old, profile: draw_policy_surface(old),
         lambda old, profile: draw_token_times(None),
         lambda old, profile: draw_token_times(profile),
-        lambda old, profile: draw_closed_form(None),
-        lambda old, profile: draw_closed_form(profile),
         lambda old, profile: draw_drafters(None),
         lambda old, profile: draw_reliability(None),
         lambda old, profile: draw_reliability(old),

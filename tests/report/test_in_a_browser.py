@@ -28,12 +28,10 @@ FIGURES = (
     "skipped",
     "predicted",
     "layers",
-    "surface",
     "reads",
     "times",
     "drafters",
     "certainty",
-    "closed-form",
 )
 # Of a group of marks: how many lie in their figure and have a size there.
 VISIBLE = """selector => {
@@ -126,8 +124,6 @@ def test_every_figure_is_drawn_with_the_marks_of_its_data(full: Path, opened: Op
         "predicted-intervals-0": 2,
         "predicted-diagonal": 1,
         "layers-cells": 4 * 2 * LAYERS,
-        "surface-gain": 20,
-        "surface-loss": 2,
         "reads-format-0": 2,
         "reads-format-1": 2,
         "reads-format-2": 2,
@@ -137,8 +133,6 @@ def test_every_figure_is_drawn_with_the_marks_of_its_data(full: Path, opened: Op
         "drafters-accepted-0": 1,
         "certainty-group-0-1": 1,
         "certainty-group-1-9": 1,
-        "closed-form-measured": 1,
-        "closed-form-closed-form": 17,
     }
     assert {group: found.marks(group) for group in expected} == expected
 
@@ -168,11 +162,9 @@ def test_a_screen_reader_is_told_what_each_figure_is(full: Path, opened: Open) -
         "Speedup against skipped sub-layers",
         "Predicted against measured",
         "Layer map by searcher",
-        "Policy surface",
         "Time a token",
         "What each drafter contributed",
         "How often drafts are right",
-        "Closed form and measurement",
     ):
         assert page.get_by_role("heading", name=title).count() == 1
         assert page.get_by_role("img", name=title).count() == 1
@@ -257,11 +249,9 @@ def test_a_page_of_two_old_studies_draws_what_they_hold_and_says_what_they_lack(
     )
     assert missing == [
         "Predicted against measured",
-        "Policy surface",
         "Time a token",
         "What each drafter contributed",
         "How often drafts are right",
-        "Closed form and measurement",
     ]
     found = opened(tmp_path / "report.html")
     assert found.complaints == []
@@ -269,7 +259,6 @@ def test_a_page_of_two_old_studies_draws_what_they_hold_and_says_what_they_lack(
     assert "device: one one; two two" in found.page.locator("main").inner_text()
     for figure, sentence in (
         ("predicted", "This study holds no race"),
-        ("surface", "no policy surface"),
         ("times", "with --profile"),
     ):
         assert sentence in found.page.locator(f"#missing-{figure}").inner_text()

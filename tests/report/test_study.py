@@ -14,7 +14,7 @@ from helpers.sqlite import unsynced_sqlite
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from report.studies import IDENTITY, LAYERS, LOOKUP, OLD_RACED, RACED, SURFACE, make_study
+from report.studies import IDENTITY, LAYERS, LOOKUP, OLD_RACED, RACED, make_study
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import Trial, TrialState
 from skipsearch.errors import SearchError
@@ -47,7 +47,6 @@ def test_it_holds_the_judged_masks_in_their_order_and_what_was_noted(storage: st
     assert study.n_layers == LAYERS
     assert study.identity["task"] == "sums"
     assert [r.split for r in study.race] == [r["split"] for r in RACED]
-    assert len(study.surface) == len(SURFACE["policies"])
     assert study.best_so_far[-1] == study.best.speedup == max(j.speedup for j in study.judged)
     assert study.elapsed_s is not None
     assert study.elapsed_s[-1] == pytest.approx(
@@ -129,7 +128,6 @@ def test_a_study_of_before_searchers_were_recorded_is_read(tmp_path: Path) -> No
     assert study.searchers == (UNKNOWN_SEARCHER,)
     assert study.elapsed_s is None
     assert study.confirmed is None
-    assert study.surface == ()
 
 
 def test_one_of_several_searches_in_a_data_base_is_named_and_duplicates_do_not_count(

@@ -182,17 +182,3 @@ def test_of_few_prompts_no_sample_is_taken() -> None:
     replay = Scripted(batches=2)
     objective(replay).judge(GOOD)
     assert replay.asked == [(GOOD, (0, 1))]
-
-
-def test_the_surface_holds_every_fixed_length_and_threshold_once() -> None:
-    surface = objective(Scripted()).predict_surface(GOOD)
-    most = len(COSTS.verify) - 1
-    assert {p["kind"] for p in surface} == {"fixed", "confidence"}
-    assert [p["draft_length"] for p in surface if p["kind"] == "fixed"] == list(range(1, most + 1))
-    assert len({(p["kind"], p["draft_length"], p["threshold"]) for p in surface}) == len(surface)
-    fixed = [
-        p["speedup"] for p in objective(Scripted()).predict_surface(BAD) if p["kind"] == "fixed"
-    ]
-    assert fixed == sorted(fixed, reverse=True), (
-        "a mask that is nearly always wrong loses by drafting more"
-    )
