@@ -92,8 +92,7 @@ def draw_reliability(study: StudyRecord | None, name: str = "certainty") -> Repo
     if not study.reliability:
         raise MissingData(
             "This study does not say how often its drafters were right: it ended before its winner "
-            "was known, its task "
-            "samples, or a version that did not count it made it."
+            "was known, or its task samples."
         )
     panels = list(dict.fromkeys((group.drafter, group.by) for group in study.reliability))
     rows, tips = [], {}

@@ -15,8 +15,7 @@ def draw_readings(study: StudyRecord | None, name: str = "reads") -> ReportFigur
     """
     if study is None or not study.readings:
         raise MissingData(
-            "This study compared no number formats and vocabularies: its engine has no such "
-            "drafts, or a version that did not compare them made it."
+            "This study compared no number formats and vocabularies: its engine has no such drafts."
         )
     readings = sorted(study.readings, key=lambda r: (r.draft_bytes, -r.speedup))
     formats = list(dict.fromkeys(r.weights for r in readings))

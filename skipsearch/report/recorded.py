@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from skipsearch.core.mask import format_sublayer_count
 from skipsearch.core.reading import MAX_EXPERTS, format_experts
 from skipsearch.core.recipe import Recipe
 from skipsearch.errors import DecodeError
@@ -32,14 +31,14 @@ class StoredInterval(StoredModel):
     high: Number
 
 
-def _parse_recipe(data: Any) -> Recipe | None:
+def _parse_recipe(data: Any) -> Recipe:
     try:
-        return None if data is None else Recipe.from_data(data)
+        return Recipe.from_data(data)
     except (DecodeError, TypeError) as error:
         raise ValueError(f"the recipe is not one that this version knows ({error})") from None
 
 
-StoredRecipe = Annotated[Recipe | None, PlainValidator(_parse_recipe)]
+StoredRecipe = Annotated[Recipe, PlainValidator(_parse_recipe)]
 
 
 class StoredReliabilityBin(StoredModel):
@@ -56,38 +55,10 @@ class StoredReliabilityBin(StoredModel):
 class RaceRecord(StoredModel):
     """A candidate with its measurement in the race, or on hold-out prompts."""
 
-    recipe: StoredRecipe = None  # None in older studies, which have the next three keys instead
-    attn: tuple[int, ...] = ()
-    mlp: tuple[int, ...] = ()
-    policy: str = ""  # in words
+    recipe: StoredRecipe
     predicted: Ratio | None = None  # predicted speedup; None: not predicted
     speedup: StoredInterval
     split: Literal["calibration", "holdout"]
-
-    @model_validator(mode="after")
-    def _check_draft(self) -> RaceRecord:
-        if self.recipe is None and not (self.attn or self.mlp):
-            raise ValueError("it has neither a recipe nor a mask")
-        return self
-
-    @property
-    def draft_key(self) -> object:
-        """A key by which records of the same draft on different prompts are equal."""
-        return (self.attn, self.mlp) if self.recipe is None else self.recipe
-
-    def __str__(self) -> str:
-        return describe_recipe(self.recipe, len(self.attn) + len(self.mlp), self.policy)
-
-
-def describe_recipe(recipe: Recipe | None, n_skipped: int, policy: str) -> str:
-    """Return a recipe in words.
-
-    recipe: None for older studies, which describe mask and policy instead: `skip 3 sub-layers,
-    confidence 0.6, up to 5`.
-    """
-    if recipe is not None:
-        return str(recipe)
-    return ", ".join(filter(None, [f"skip {format_sublayer_count(n_skipped)}", policy]))
 
 
 class StoredReading(StoredModel):
@@ -117,7 +88,6 @@ class StoredTrialAttrs(StoredModel):
     tau: Number | None = None
     beta: Number | None = None
     baseline_seconds_per_token: Ratio | None = None
-    recipe: StoredRecipe = None
-    policy: str = ""
-    searcher: str = ""
-    search_seconds: Number | None = None
+    recipe: StoredRecipe
+    searcher: str
+    search_seconds: Number

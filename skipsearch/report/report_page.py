@@ -124,9 +124,9 @@ def _summary_row(study: StudyRecord) -> list[str]:
     if winner is not None:
         speedup = winner.speedup
         measured = f"{as_speedup(speedup.mean)} ({speedup.low:.2f}–{speedup.high:.2f})"
-        if best is None or best.recipe != str(winner):
-            measured += f" by {winner}"
-    cells = ["", "", "", "", "", "" if winner is None else str(winner)]
+        if best is None or best.recipe != str(winner.recipe):
+            measured += f" by {winner.recipe}"
+    cells = ["", "", "", "", "", "" if winner is None else str(winner.recipe)]
     if best is not None:
         trial = best.trial
         cells = [

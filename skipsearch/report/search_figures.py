@@ -70,17 +70,15 @@ def _name_skipped(mask: SkipMask) -> str:
 
 
 def draw_convergence(studies: Sequence[StudyRecord]) -> ReportFigure:
-    """Draw the best predicted speedup after each judged mask and, if recorded, over time.
+    """Draw the best predicted speedup after each judged mask, and over time.
 
     Raises: MissingData without a study.
     """
     _require_study(studies)
-    clocks = [study.elapsed_s for study in studies]
-    panels: list[tuple[str, list[list[float]]]] = [
-        ("masks judged", [[float(i + 1) for i in range(len(s.judged))] for s in studies])
+    panels = [
+        ("masks judged", [[float(i + 1) for i in range(len(s.judged))] for s in studies]),
+        ("seconds of search", [study.elapsed_s for study in studies]),
     ]
-    if None not in clocks:
-        panels.append(("seconds of search", [clock for clock in clocks if clock is not None]))
     names = [name for name, _ in group_trials(studies)]
     tips: dict[str, list[str]] = {}
     with themed_figure() as figure_of:
@@ -258,7 +256,7 @@ def collect_predictions(
     points = [
         PredictionPoint(
             f"{study.label}, {r.split}",
-            str(r),
+            str(r.recipe),
             mask.n_skipped if (mask := study.mask_of(r)) else 0,
             predicted,
             Estimate(r.speedup.mean, r.speedup.low, r.speedup.high),
@@ -295,9 +293,7 @@ def draw_predictions(
     points = collect_predictions(studies, profile)
     if not points:
         raise MissingData(
-            "This study holds no race: it has not come to decoding with its best recipes, or was "
-            "made by a version that "
-            "did not keep what was measured."
+            "This study holds no race: it has not come to decoding with its best recipes."
             if studies
             else "This profile has no measured draft to compare a prediction with."
         )

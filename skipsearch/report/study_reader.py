@@ -1,9 +1,8 @@
 """Read a study for a report, without writing to it.
 
 `tuning.study` cannot do so: it opens a study to continue it, creates missing tables, and marks the
-trials of killed processes as failed. Attributes that later versions added (`searcher`,
-`search_seconds`, `raced`, `brought`) may be missing; a figure that needs one says so.
-Older studies have a draft policy in words (`policy`) instead of a recipe.
+trials of killed processes as failed. A search that still runs lacks what `tune`
+stores at its end; a figure that needs it says so.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from skipsearch.report.recorded import (
     StoredReading,
     StoredReliabilityBin,
     StoredTrialAttrs,
-    describe_recipe,
 )
 from skipsearch.tuning.storage import (
     DEFAULT_STUDY_NAME,
@@ -46,8 +44,6 @@ from skipsearch.tuning.storage import (
 )
 from skipsearch.tuning.trial_records import parameter_names
 
-UNKNOWN_SEARCHER = "searcher not recorded"  # label of trials without a searcher
-
 
 @dataclass(frozen=True)
 class JudgedTrial:
@@ -55,11 +51,15 @@ class JudgedTrial:
 
     trial: Trial
     speedup: float  # predicted or, if the objective is `wall`, measured
-    recipe: str = ""  # with which the mask was judged, in words
+
+    @property
+    def recipe(self) -> str:
+        """The recipe with which the mask was judged, in words."""
+        return str(self.trial.recipe)
 
     @property
     def searcher(self) -> str:
-        return self.trial.searcher or UNKNOWN_SEARCHER
+        return self.trial.searcher
 
     @property
     def half_width(self) -> float:
@@ -95,12 +95,9 @@ class StudyRecord:
         return list(accumulate((j.speedup for j in self.judged), max))
 
     @property
-    def elapsed_s(self) -> list[float] | None:
-        """Seconds of search at the end of each trial; None unless all trials recorded them."""
-        durations = [j.trial.search_seconds for j in self.judged]
-        if None in durations:
-            return None
-        return list(accumulate(s for s in durations if s is not None))
+    def elapsed_s(self) -> list[float]:
+        """Seconds of search at the end of each trial."""
+        return list(accumulate(j.trial.search_seconds or 0.0 for j in self.judged))
 
     @property
     def confirmed(self) -> RaceRecord | None:
@@ -109,14 +106,12 @@ class StudyRecord:
 
     def predicted_speedup(self, record: RaceRecord) -> float | None:
         """Return the predicted speedup of a record, or of the same recipe in the race."""
-        same = (r.predicted for r in self.race if r.predicted and r.draft_key == record.draft_key)
+        same = (r.predicted for r in self.race if r.predicted and r.recipe == record.recipe)
         return record.predicted or next(same, None)
 
     def mask_of(self, record: RaceRecord) -> SkipMask | None:
         """Return a record's mask; None if no drafter of its recipe has one."""
-        if record.recipe is not None:
-            return record.recipe.mask(self.n_layers)
-        return SkipMask(self.n_layers, record.attn, record.mlp)
+        return record.recipe.mask(self.n_layers)
 
 
 def read_study(location: str | Path, label: str | None = None) -> StudyRecord:
@@ -284,15 +279,8 @@ def _read_judged(frozen: FrozenTrial, n_layers: int, name: str) -> JudgedTrial |
         f"trial {frozen.number} of {name}",
     )
     mask = SkipMask.from_bits([frozen.params[p] for p in names])
-    trial = Trial(
-        mask,
-        seconds,
-        **{key: getattr(facts, key) for key in StoredTrialAttrs.model_fields if key != "policy"},
-    )
-    if not trial.speedup:
-        return None
-    recipe = describe_recipe(facts.recipe, mask.n_skipped, facts.policy)
-    return JudgedTrial(trial, trial.speedup, recipe)
+    trial = Trial(mask, seconds, **{key: getattr(facts, key) for key in type(facts).model_fields})
+    return JudgedTrial(trial, trial.speedup) if trial.speedup else None
 
 
 def _parse_attr(kind: Any, value: Any, attr_name: str) -> Any:

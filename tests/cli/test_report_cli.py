@@ -37,6 +37,8 @@ def journal(tmp_path: Path) -> Path:
             0.9,
             baseline_seconds_per_token=0.005,
             recipe=Recipe((Skip(attn=(3,), mlp=(), draft_length=2, exit=Fixed()),)),
+            searcher="gp",
+            search_seconds=0.1,
         )
     )
     return tmp_path / "search.journal"

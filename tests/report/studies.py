@@ -62,32 +62,6 @@ RACED = [
         "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31},
     },
 ]
-OLD_RACED = [
-    {
-        "attn": [1, 2],
-        "mlp": [3],
-        "policy": "confidence 0.4, up to 6",
-        "predicted": 1.31,
-        "split": "calibration",
-        "speedup": {"mean": 1.27, "low": 1.2, "high": 1.34},
-    },
-    {
-        "attn": [2],
-        "mlp": [3],
-        "policy": "fixed, up to 3",
-        "predicted": 1.22,
-        "split": "calibration",
-        "speedup": {"mean": 0.97, "low": 0.9, "high": 1.04},
-    },
-    {
-        "attn": [1, 2],
-        "mlp": [3],
-        "policy": "confidence 0.4, up to 6",
-        "predicted": None,
-        "split": "holdout",
-        "speedup": {"mean": 1.24, "low": 1.16, "high": 1.31},
-    },
-]
 READINGS = [
     {
         "weights": weights,
@@ -121,32 +95,23 @@ def make_study(
     where: Path | str,
     searchers: dict[str, int] = SEARCHERS,
     *,
-    recorded: bool = True,
+    ended: bool = True,
     failed: int = 0,
     seed: int = 0,
     raced: Any = RACED,
-    policy: str = "",
     **identity: Any,
 ) -> StudyStore:
-    """searchers: how many masks each judged. recorded: as studies are written now, with searchers,
-    seconds and race.
-
-    policy: in words, as older studies have it in place of a recipe.
-    """
+    """searchers: how many masks each judged. ended: with what `tune` stores at its end."""
     ledger, random = StudyStore(where, IDENTITY | identity), Random(seed)
     n_layers = int(ledger.study.user_attrs["identity"]["n_layers"])
     for name, count in searchers.items():
         for _ in range(count):
             mask = SkipMask.from_bits([random.randint(0, 1) for _ in range(2 * n_layers)])
             speedup = 1.3 - abs(mask.n_skipped - n_layers) / n_layers + random.gauss(0, 0.05)
-            recipe = (
-                None
-                if policy
-                else Recipe(
-                    (
-                        Lookup(min_match=2, draft_length=8),
-                        Skip.from_mask(mask, 6, Confidence(threshold=0.4)),
-                    )
+            recipe = Recipe(
+                (
+                    Lookup(min_match=2, draft_length=8),
+                    Skip.from_mask(mask, 6, Confidence(threshold=0.4)),
                 )
             )
             ledger.add(
@@ -160,14 +125,13 @@ def make_study(
                     1 - mask.n_skipped / (2 * n_layers),
                     baseline_seconds_per_token=0.01,
                     recipe=recipe,
-                    searcher=name if recorded else "",
-                    search_seconds=random.uniform(0.1, 0.4) if recorded else None,
-                ),
-                **{"policy": policy} if policy else {},
+                    searcher=name,
+                    search_seconds=random.uniform(0.1, 0.4),
+                )
             )
     for _ in range(failed):
         ledger.add(Trial(SkipMask(n_layers, (0,)), math.inf, state=TrialState.FAILED))
-    if recorded:
+    if ended:
         ledger.set_attr("raced", raced)
         ledger.set_attr("brought", BROUGHT)
         ledger.set_attr("readings", READINGS)

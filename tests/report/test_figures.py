@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers.profiles import GOLDEN, write_demo_profile
 
-from report.studies import BROUGHT, LOOKUP, OLD_RACED, RACED, make_study
+from report.studies import BROUGHT, LOOKUP, RACED, make_study
 from skipsearch.core.mask import format_sublayer_count
 from skipsearch.errors import ExportError, SearchError
 from skipsearch.profile import Profile, load_profile
@@ -49,9 +49,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
-    path = tmp_path_factory.mktemp("study") / "old.journal"
-    make_study(path, {"": 6}, recorded=False, seed=1, n_layers=LAYERS)
+def running(tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
+    path = tmp_path_factory.mktemp("study") / "running.journal"
+    make_study(path, {"gp": 6}, ended=False, seed=1, n_layers=LAYERS)
     return read_study(path)
 
 
@@ -107,12 +107,12 @@ def test_convergence_of_one_search_tells_its_searchers_apart_over_masks_and_over
     assert drawn.rows[-1][drawn.columns.index("best so far")] == f"{study.best.speedup:.3f}×"
 
 
-def test_convergence_of_two_searches_tells_them_apart_and_has_no_clock_where_one_has_none(
-    study: StudyRecord, old: StudyRecord
+def test_convergence_of_two_searches_tells_them_apart(
+    study: StudyRecord, running: StudyRecord
 ) -> None:
-    root = parsed(draw_convergence([study, old]))
-    assert [len(marks(root, f"convergence-trials-0-{k}")) for k in (0, 1)] == [17, 6]
-    assert not [g for g in root.iter() if (g.get("id") or "").startswith("convergence-trials-1")]
+    root = parsed(draw_convergence([study, running]))
+    for panel in (0, 1):
+        assert [len(marks(root, f"convergence-trials-{panel}-{k}")) for k in (0, 1)] == [17, 6]
 
 
 def test_speedup_by_skipped_has_a_point_a_mask_and_joins_the_best(study: StudyRecord) -> None:
@@ -250,27 +250,27 @@ def test_how_often_drafts_are_right_has_a_bar_a_group_and_a_panel_a_drafter(
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda old, profile: draw_convergence([]),
-        lambda old, profile: draw_speedup_by_skipped([]),
-        lambda old, profile: draw_predictions([old]),
-        lambda old, profile: draw_predictions([], profile),
-        lambda old, profile: draw_layer_map([]),
-        lambda old, profile: draw_token_times(None),
-        lambda old, profile: draw_token_times(profile),
-        lambda old, profile: draw_drafters(None),
-        lambda old, profile: draw_reliability(None),
-        lambda old, profile: draw_reliability(old),
-        lambda old, profile: draw_drafters(profile),
-        lambda old, profile: draw_drafters(load_profile(GOLDEN / "v3_plain.yaml")),
-        lambda old, profile: draw_drafters(load_profile(GOLDEN / "v3_speculate.yaml")),
-        lambda old, profile: draw_layer_map([], load_profile(GOLDEN / "v3_plain.yaml")),
+        lambda running, profile: draw_convergence([]),
+        lambda running, profile: draw_speedup_by_skipped([]),
+        lambda running, profile: draw_predictions([running]),
+        lambda running, profile: draw_predictions([], profile),
+        lambda running, profile: draw_layer_map([]),
+        lambda running, profile: draw_token_times(None),
+        lambda running, profile: draw_token_times(profile),
+        lambda running, profile: draw_drafters(None),
+        lambda running, profile: draw_reliability(None),
+        lambda running, profile: draw_reliability(running),
+        lambda running, profile: draw_drafters(profile),
+        lambda running, profile: draw_drafters(load_profile(GOLDEN / "v3_plain.yaml")),
+        lambda running, profile: draw_drafters(load_profile(GOLDEN / "v3_speculate.yaml")),
+        lambda running, profile: draw_layer_map([], load_profile(GOLDEN / "v3_plain.yaml")),
     ],
 )
 def test_a_figure_says_what_it_needs(
-    draw: Callable[[StudyRecord, Profile], ReportFigure], old: StudyRecord, tmp_path: Path
+    draw: Callable[[StudyRecord, Profile], ReportFigure], running: StudyRecord, tmp_path: Path
 ) -> None:
     with pytest.raises(MissingData) as raised:
-        draw(old, load_profile(write_demo_profile(tmp_path / "unmeasured.yaml")))
+        draw(running, load_profile(write_demo_profile(tmp_path / "unmeasured.yaml")))
     assert str(raised.value).endswith(".")
 
 
@@ -405,8 +405,7 @@ STRANGE = [
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_any_name_is_only_text(name: str, tmp_path: Path) -> None:
-    raced = [OLD_RACED[0] | {"policy": name}, *OLD_RACED[1:]]
-    make_study(tmp_path / "a.journal", {name: 2, "gp": 1}, raced=raced, policy=name)
+    make_study(tmp_path / "a.journal", {name: 2, "gp": 1})
     study = read_study(tmp_path / "a.journal", label=name)
     for drawn in (draw_convergence([study]), draw_predictions([study]), draw_layer_map([study])):
         svg = drawn.to_svg("t", "d")
@@ -427,6 +426,6 @@ def test_what_drafts_read_is_drawn_by_memory_and_speed(study: StudyRecord) -> No
     assert ElementTree.fromstring(figure.to_svg("a", "b")).tag == f"{SVG}svg"
 
 
-def test_a_study_without_formats_says_why_it_has_no_such_figure(old: StudyRecord) -> None:
+def test_a_study_without_formats_says_why_it_has_no_such_figure(running: StudyRecord) -> None:
     with pytest.raises(MissingData, match="compared no number formats"):
-        draw_readings(old)
+        draw_readings(running)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from helpers.profiles import GOLDEN
 
-from report.studies import OLD_RACED, make_study
+from report.studies import make_study
 from skipsearch.profile import load_profile
 from skipsearch.profile.schema import DrafterCounts
 from skipsearch.report import write_report
@@ -217,8 +217,6 @@ def test_what_a_file_says_is_shown_as_text_and_never_run(tmp_path: Path, opened:
     make_study(
         path,
         {EVIL: 3, "gp": 2},
-        raced=[OLD_RACED[0] | {"policy": EVIL}, *OLD_RACED[1:]],
-        policy=EVIL,
         n_layers=LAYERS,
         task=EVIL,
         device=EVIL,
@@ -237,12 +235,12 @@ def test_what_a_file_says_is_shown_as_text_and_never_run(tmp_path: Path, opened:
     assert found.marks("convergence-trials-0-0") == 3
 
 
-def test_a_page_of_two_old_studies_draws_what_they_hold_and_says_what_they_lack(
+def test_a_page_of_two_running_searches_draws_what_they_hold_and_says_what_they_lack(
     tmp_path: Path, opened: Open
 ) -> None:
     for seed, name in enumerate(("one", "two")):
         make_study(
-            tmp_path / f"{name}.journal", {"gp": 7 + seed}, recorded=False, seed=seed, device=name
+            tmp_path / f"{name}.journal", {"gp": 7 + seed}, ended=False, seed=seed, device=name
         )
     missing = write_report(
         tmp_path / "report.html", read_studies([tmp_path / "one.journal", tmp_path / "two.journal"])
