@@ -26,8 +26,7 @@ FORMULAS = {
     "uniform": 3,
     "s3d": 3,
 }
-# The adaptive searchers in the order of their first turns, the cheapest first. `greedy` is left
-# out, because its second phase is `exchange`.
+# The adaptive searchers in the order of their first turns, the cheapest first.
 ADAPTIVE = ("exchange", "evolution", "tpe", "gp")
 MASKS_PER_TURN = 12  # masks that one adaptive searcher proposes before another may take over
 FAIRNESS_INTERVAL = 5  # every fifth turn goes to the searcher that has waited longest

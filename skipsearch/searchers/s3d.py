@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.stats import Trial
+from skipsearch.core.stats import Trial, expected_speedup
 from skipsearch.searchers.base import SearchProblem
 from skipsearch.searchers.fixed_order import coarse_to_fine
 from skipsearch.searchers.middle import order_from_middle
@@ -18,7 +18,6 @@ from skipsearch.searchers.predictions import costs_or_uniform, draft_ratio, veri
 # Middle masks that are measured before the formula is used: half, a quarter and three quarters of
 # the model.
 N_PROBES = 3
-PAPER_DELTA = 0.04  # time of a round outside its passes, in full passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,11 @@ class S3DSearcher:
     α(β; U) = (1 - U^β) / (1 - U) is fitted to (β, α) of judged middle masks. Three middle masks
     (probes) are proposed first; every further trial refines the fit. The factor is that of
     sequential drafting with the measured costs (equal costs if none were measured). The paper
-    instead drafts all tokens in one pass of a trained model (`one_pass_improvement`). The search
+    instead drafts all tokens in one pass of a trained model. The search
     ends when no remaining mask promises to be faster than plain decoding, so it may end after the
     three probes.
 
-    Source: S3D, eqs. 10-12 and appendix E; Leviathan et al. 2023, theorem 3.8, for the sequential
+    Source: S3D, eq. 10 and appendix E; Leviathan et al. 2023, theorem 3.8, for the sequential
     factor.
     """
 
@@ -84,7 +83,7 @@ class S3DSearcher:
             beta = draft_ratio(self._costs, mask)
             alpha = acceptance_from_beta(beta, u)
             factors = [
-                (sequential_improvement(alpha, g, beta, verify_ratio(self._costs, g)), -g)
+                (expected_speedup(alpha, g, beta, verify_ratio(self._costs, g)), -g)
                 for g in range(1, len(self._costs.verify))
             ]
             improvement, shortest = max(factors)
@@ -128,48 +127,3 @@ def fit_u(points: Sequence[tuple[float, float]]) -> float:
     beta, alpha = np.asarray(points, dtype=float).T
     curves = np.expm1(np.outer(log_u, beta)) / np.expm1(log_u)[:, None]
     return math.exp(log_u[((curves - alpha) ** 2).sum(axis=1).argmin()])
-
-
-def mean_round_tokens(alphas: Sequence[float]) -> float:
-    """Return τ = Σ_{n=1}^{γ} n · (1 - α_n) · Π_{k<n} α_k + (γ + 1) · Π_{k≤γ} α_k.
-
-    alphas: the acceptances α_1..α_γ of each draft token.
-
-    Source: S3D, eq. 11.
-    """
-    total, reached = 0.0, 1.0
-    for n, alpha in enumerate(alphas, start=1):
-        total += n * reached * (1 - alpha)
-        reached *= alpha
-    return total + (len(alphas) + 1) * reached
-
-
-def one_pass_improvement(
-    alpha: float, draft_length: int, beta: float, delta: float = PAPER_DELTA
-) -> float:
-    """Return the improvement factor τ / (δ + β + 1) of a draft that takes one pass.
-
-    α_k, the acceptance of the k-th token of the draft, is taken as (1.22 - 0.22 k) α.
-
-    Raises: ValueError for draft_length > 5, beyond which the discount was not measured.
-    Source: S3D, eqs. 12 and 14.
-    """
-    if not 1 <= draft_length <= 5:
-        raise ValueError(
-            f"draft_length is {draft_length}; the discount of one-pass drafts was measured for 1 "
-            "to 5 tokens"
-        )
-    return mean_round_tokens([(1.22 - 0.22 * k) * alpha for k in range(1, draft_length + 1)]) / (
-        delta + beta + 1
-    )
-
-
-def sequential_improvement(
-    alpha: float, draft_length: int, beta: float, verify: float, delta: float = 0.0
-) -> float:
-    """Return the improvement factor τ / (δ + γβ + v) of a draft that takes one pass per token.
-
-    All tokens have the acceptance `alpha`. δ is 0 if the times of the passes include the overhead
-    between them, as in a measured latency table.
-    """
-    return mean_round_tokens([alpha] * draft_length) / (delta + draft_length * beta + verify)

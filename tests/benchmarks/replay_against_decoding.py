@@ -298,7 +298,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--searchers",
-        default="asd,clasp,evolution,gp,greedy,knapsack,s3d,tpe",
+        default="asd,clasp,evolution,exchange,gp,knapsack,s3d,tpe",
         help="that propose the searched half",
     )
     parser.add_argument(

@@ -779,7 +779,6 @@ def test_list_shows_the_searchers_of_others_and_one_that_is_broken(capsys, monke
     assert code == 0
     assert said["theirs"] == said["gp"]
     assert said["broken"] == "cannot be imported: No module named 'no_such_package'"
-    assert said["exchange"] != said["greedy"]
 
 
 def test_tune_has_the_defaults_of_python(capsys, monkeypatch):

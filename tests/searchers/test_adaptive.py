@@ -1,4 +1,4 @@
-"""Searchers that learn as they go: `greedy`, `evolution`, `tpe`. What they share is in
+"""Searchers that learn as they go: `exchange`, `evolution`, `tpe`. What they share is in
 test_conformance, `gp` in test_gp.
 """
 
@@ -9,56 +9,16 @@ import pytest
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import Trial
-from skipsearch.searchers import Evidence, SearchProblem, make_searcher
+from skipsearch.searchers import SearchProblem, make_searcher
 from skipsearch.searchers.evolution import INITIAL_RANDOM as FIRST_GENERATION
-from skipsearch.searchers.greedy import PATIENCE, STEP_WIDTH
 
 from .toy import HiddenMask, ToyModel, drive
 
 
-def test_greedy_without_evidence_first_judges_every_sublayer_alone() -> None:
-    toy = ToyModel.random(4)
-    found = drive(make_searcher("greedy", SearchProblem(4)), toy, 8)
-    assert {trial.mask.sublayers for trial in found} == {frozenset({s}) for s in range(8)}
-
-
-def test_greedy_with_evidence_first_judges_those_that_promise_most() -> None:
-    alphas = tuple(0.5 + 0.01 * s for s in range(32))
-    found = drive(
-        make_searcher(
-            "greedy", SearchProblem(16, evidence=Evidence(single_skip_acceptance=alphas))
-        ),
-        ToyModel.random(16),
-        STEP_WIDTH,
-    )
-    assert [trial.mask.sublayers for trial in found] == [
-        {s} for s in range(31, 31 - STEP_WIDTH, -1)
-    ]
-
-
-def test_greedy_adds_to_the_best_mask_of_each_step() -> None:
-    toy = HiddenMask(
-        target=SkipMask(4, attn=(1, 2), mlp=(1,)), weights=(0.1, 0.2, 0.1, 0.3, 0.5, 0.1, 0.1, 0.2)
-    )
-    found = drive(make_searcher("greedy", SearchProblem(4)), toy, 22)
-    second_step, third_step = found[8:15], found[15:21]
-    assert all(4 in trial.mask.sublayers and trial.mask.n_skipped == 2 for trial in second_step)
-    assert all({3, 4} < trial.mask.sublayers for trial in third_step)
-
-
-def test_greedy_goes_past_the_best_for_a_while_and_then_mends_it() -> None:
-    toy = HiddenMask(target=SkipMask(4, attn=(1, 2), mlp=(1,)), weights=(0.1,) * 8)
-    found = drive(make_searcher("greedy", SearchProblem(4)), toy, 300)
-    elimination = sum(8 - step for step in range(3 + PATIENCE))
-    assert max(trial.mask.n_skipped for trial in found) == 3 + PATIENCE
-    assert all(trial.mask.hamming_distance(toy.target) <= 2 for trial in found[elimination:])
-    assert min(toy.regret(trial.mask) for trial in found) == 0
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_greedy_ends_at_a_mask_that_no_flip_or_exchange_improves(seed: int) -> None:
+def test_exchange_ends_at_a_mask_that_no_flip_or_exchange_improves(seed: int) -> None:
     toy = ToyModel.random(4, seed)
-    found = drive(make_searcher("greedy", toy.problem()), toy, 300)
+    found = drive(make_searcher("exchange", toy.problem()), toy, 300)
     best = min(found, key=lambda trial: trial.seconds_per_token)
     flips = [(s,) for s in range(8)] + [
         (s, t) for s in best.mask.sublayers for t in set(range(8)) - best.mask.sublayers
@@ -70,10 +30,10 @@ def test_greedy_ends_at_a_mask_that_no_flip_or_exchange_improves(seed: int) -> N
     )
 
 
-def test_greedy_mends_a_better_mask_that_somebody_else_found() -> None:
+def test_exchange_mends_a_better_mask_that_somebody_else_found() -> None:
     toy = HiddenMask.random(n_layers=4, seed=2)
     near = toy.target.flip(0, 5)
-    searcher = make_searcher("greedy", SearchProblem(4))
+    searcher = make_searcher("exchange", SearchProblem(4))
     searcher.tell(toy.trial(near))
     found = drive(searcher, toy, 100)
     assert toy.target in {trial.mask for trial in found}
@@ -105,8 +65,9 @@ def test_exchange_remembers_a_flip_of_an_earlier_best_mask() -> None:
     assert searcher.ask() == second.flip(5)
 
 
-def test_several_greedy_workers_never_wait_for_each_other() -> None:
-    searcher = make_searcher("greedy", SearchProblem(4))
+def test_several_workers_of_exchange_never_wait_for_each_other() -> None:
+    searcher = make_searcher("exchange", SearchProblem(4))
+    searcher.tell(Trial(SkipMask.from_sublayers(4, [0, 1, 2, 3]), 1.0))
     pending: set[SkipMask] = set()
     for _ in range(20):
         mask = searcher.ask(pending)

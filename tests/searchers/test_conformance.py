@@ -219,7 +219,7 @@ def test_wall_times_told_among_replayed_ones_do_not_mislead(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "evaluations"), [("gp", 30), ("greedy", 60), ("evolution", 60), ("tpe", 60)]
+    ("name", "evaluations"), [("gp", 30), ("exchange", 60), ("evolution", 60), ("tpe", 60)]
 )
 def test_adaptive_searchers_clearly_beat_random_whatever_the_best_mask_is(
     name: str, evaluations: int

@@ -137,10 +137,3 @@ def test_a_prediction_is_leviathans_with_the_measured_costs() -> None:
     expected = max(expected_speedup(0.8, 1, 0.6, 1.1), expected_speedup(0.8, 2, 0.6, 1.2))
     assert predicted_speedup(mask, 0.8, costs) == pytest.approx(expected)
     assert math.isclose(expected, 1.8 / 1.7)
-
-
-def test_first_and_last_skip_a_run_at_one_end_of_every_length() -> None:
-    first, last = (everything(name, SearchProblem(4)) for name in ("first", "last"))
-    assert [mask.sublayers for mask in first[:2]] == [set(range(4)), set(range(2))]
-    assert [mask.sublayers for mask in last[:2]] == [set(range(4, 8)), set(range(6, 8))]
-    assert len(first) == len(last) == 8
