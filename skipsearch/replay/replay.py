@@ -215,19 +215,6 @@ class Replay:
         }
         return [replays[prompt] for prompt in sorted(replays)]
 
-    def single_prompt(self, prompt_index: int) -> Replay:
-        """Return a replay of this prompt alone, as prompt 0."""
-        single = copy(self)
-        single.prompt_ids, single.continuations, single.token_budgets = (
-            [self.prompt_ids[prompt_index]],
-            [self.continuations[prompt_index]],
-            [self.token_budgets[prompt_index]],
-        )
-        single.batches = ReplayBatches(
-            self.model, single.prompt_ids, single.continuations, self.sampling
-        )
-        return single
-
     def context_lengths(self) -> list[int]:
         """Return the shortest, mean and longest context in tokens, for the latency table."""
         contexts = [

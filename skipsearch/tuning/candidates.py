@@ -39,13 +39,6 @@ class Candidate:
             prediction=prediction,
         )
 
-    def with_similar_recipe(self, recipe: Recipe) -> Candidate:
-        """Return a candidate for a recipe that replay cannot predict.
-
-        Its guard uses the drafter costs of this candidate.
-        """
-        return Candidate(recipe, drafter_costs=self.drafter_costs)
-
     @property
     def seconds_per_token(self) -> float:
         """The predicted seconds per token."""

@@ -18,7 +18,6 @@ from skipsearch.timing.interleaved import successive_halving
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import (
     LongestDecoding,
-    StageStarted,
     TuneListener,
     make_progress_callback,
 )
@@ -113,10 +112,7 @@ def select_online_candidates(
 
     Raises: SearchError if no setting skips anything.
     """
-    on_event(StageStarted(f"narrowing down the settings of {shape.kind}"))
-    candidates = list_online_candidates(
-        shape, objective, calibration, make_progress_callback(on_event)
-    )
+    candidates = list_online_candidates(shape, objective)
     if not candidates:
         raise SearchError(
             f"{shape.kind} has no setting that skips anything of a model with "

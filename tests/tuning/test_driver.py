@@ -214,7 +214,6 @@ def test_a_choice_of_drafters_may_be_the_module_alone(tmp_path: Path) -> None:
 def test_drafters_that_choose_their_masks_are_tuned_and_say_what_that_takes(
     drafters: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skipsearch.tuning.online_candidates.SWIFT_WINDOWS", ((4, 1),))
     told, repeats, race = list[TuneEvent](), list[int](), driver.time_interleaved
     monkeypatch.setattr(
         driver,
