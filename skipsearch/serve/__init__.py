@@ -10,6 +10,8 @@ Many requests wait and one thread decodes. A request passes through these module
     scheduler     the thread that decodes: a round of each running request in turn
     prefix_pool   K/V of earlier requests, for later ones with the same key
     responses     makes OpenAI's responses and events from the rounds
+    answer_parts  what other APIs than chat completions share
+    openai_responses, anthropic_messages   those APIs, translated into chat completions
     logprobs      log-probabilities of tokens, if a request asks for them
     penalties     processors for OpenAI's penalties, biases and min_p
 

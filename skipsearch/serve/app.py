@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -17,12 +18,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from skipsearch.serve.answer_parts import AnswerWriter, TranslatedAPI
+from skipsearch.serve.anthropic_messages import MESSAGES, MESSAGES_TO_COUNT, error_body
 from skipsearch.serve.api_errors import APIError
+from skipsearch.serve.openai_responses import RESPONSES
 from skipsearch.serve.page import page_response
 from skipsearch.serve.protocol import ChatCompletionRequest, CompletionRequest, parse_request
 from skipsearch.serve.responses import (
     DONE,
     KEEP_ALIVE_EVENT,
+    ChoiceDelta,
     count_usage,
     encode,
     encode_event,
@@ -33,6 +38,7 @@ from skipsearch.serve.service import ActiveRequest, Service
 
 KEEP_ALIVE_S = 10.0  # seconds without an event, after which a stream gets a comment
 SMALL_BODY = 65536  # bytes; a larger body is parsed in a thread, to keep the event loop free
+T = TypeVar("T")
 LOCAL_NAMES = {"localhost", "127.0.0.1", "[::1]"}
 
 
@@ -68,11 +74,11 @@ def build_app(
         app.add_middleware(_LocalHostsOnly, service=service)
 
     @app.exception_handler(APIError)
-    async def api_error(_: Request, error: APIError) -> Response:
-        return _error_response(service, error)
+    async def api_error(request: Request, error: APIError) -> Response:
+        return _error_response(service, error, request.url.path)
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
+    async def http_error(request: Request, error: HTTPException) -> Response:
         words = {
             404: "there is nothing at this address",
             405: "this address does not take that method",
@@ -84,24 +90,15 @@ def build_app(
                 words.get(error.status_code, str(error.detail)),
                 headers=error.headers,
             ),
-        )
-
-    @app.api_route("/v1/responses{rest:path}", methods=["GET", "POST", "DELETE"])
-    async def responses(rest: str) -> Response:
-        # 404 and not 501: clients retry after a 5xx.
-        raise APIError(
-            404,
-            "this server has no Responses API: use /v1/chat/completions "
-            "(client.chat.completions.create in openai's library)",
-            code="no_responses_api",
+            request.url.path,
         )
 
     @app.exception_handler(ClientDisconnect)
-    async def disconnected(_: Request, error: ClientDisconnect) -> Response:
-        return _error_response(service, APIError(499, "the client went away"))
+    async def disconnected(request: Request, error: ClientDisconnect) -> Response:
+        return _error_response(service, APIError(499, "the client went away"), request.url.path)
 
     @app.exception_handler(Exception)
-    async def internal_error(_: Request, error: Exception) -> Response:
+    async def internal_error(request: Request, error: Exception) -> Response:
         return _error_response(
             service,
             APIError(
@@ -109,6 +106,7 @@ def build_app(
                 "the server failed at this request, which is its own fault: report it",
                 code="internal",
             ),
+            request.url.path,
         )
 
     @app.get("/health")
@@ -142,6 +140,30 @@ def build_app(
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         return await _answer(service, request, ChatCompletionRequest)
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        return await _answer_translated(service, request, RESPONSES)
+
+    @app.api_route("/v1/responses/{rest:path}", methods=["GET", "POST", "DELETE"])
+    async def stored_responses(rest: str) -> Response:
+        raise APIError(
+            404,
+            "this server stores no responses: send the whole conversation to /v1/responses",
+            code="no_stored_responses",
+        )
+
+    @app.post("/v1/messages")
+    async def messages(request: Request) -> Response:
+        return await _answer_translated(service, request, MESSAGES)
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        body = (await _read_request(service, request))[0]
+        with MESSAGES.naming_errors():
+            chat_request, _ = await _parse(body, MESSAGES_TO_COUNT.read_request)
+            prompts = await service.tokenize_prompts(chat_request)
+        return JSONResponse({"input_tokens": sum(len(prompt.ids) for prompt in prompts)})
 
     return app
 
@@ -183,17 +205,61 @@ def _model_entry(service: Service) -> dict[str, Any]:
     }
 
 
-def _error_response(service: Service, error: APIError) -> Response:
-    """Count an error and return its response."""
+def _error_response(service: Service, error: APIError, path: str = "") -> Response:
+    """Count an error and return its response.
+
+    path: of the request. The Messages API has errors of its own form.
+    """
     service.metrics.record_refusal(error.status)
-    return Response(encode(error.body), error.status, error.headers, "application/json")
+    body = error_body(error) if path.startswith("/v1/messages") else error.body
+    return Response(encode(body), error.status, error.headers, "application/json")
 
 
 async def _answer(
     service: Service, request: Request, kind: type[CompletionRequest | ChatCompletionRequest]
 ) -> Response:
     """Check a request, submit it, and return its response or its stream."""
-    key = service.keys.authenticate(request.headers.get("authorization"))
+    body, key = await _read_request(service, request)
+    http_request = await _parse(body, partial(parse_request, kind))
+    active = await service.submit(http_request, key)
+    if http_request.stream:
+        return _event_stream(_stream_response(active))
+    await _wait_for_answer(active, request)
+    full = active.responses.full_response(active.choices, active.prompt_tokens)
+    return Response(encode(full), media_type="application/json")
+
+
+async def _answer_translated(service: Service, request: Request, api: TranslatedAPI) -> Response:
+    """Check a request of another API, submit it, and return its response or its stream."""
+    body, key = await _read_request(service, request)
+    with api.naming_errors():
+        chat_request, given = await _parse(body, api.read_request)
+        active = await service.submit(chat_request, key)
+    writer = api.make_writer(active, given)
+    if chat_request.stream:
+        return _event_stream(_stream_parts(active, writer))
+    await _wait_for_answer(active, request, writer.add)
+    writer.end()
+    return Response(encode(writer.full_response()), media_type="application/json")
+
+
+async def _parse(body: bytes, read: Callable[[bytes], T]) -> T:
+    """Parse a body; a large one in a thread."""
+    return read(body) if len(body) <= SMALL_BODY else await asyncio.to_thread(read, body)
+
+
+def _event_stream(events: AsyncIterator[bytes]) -> Response:
+    """Return a response of server-sent events."""
+    return StreamingResponse(
+        events,
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _read_request(service: Service, request: Request) -> tuple[bytes, str]:
+    """Return (body, name of the key's owner). Raises: APIError."""
+    key = service.keys.authenticate(_authorization(request))
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if (
         media != "application/json"
@@ -203,20 +269,15 @@ async def _answer(
             f"the content type is {media[:60]!r}; send application/json",
             code="wrong_content_type",
         )
-    body = await _read_body(service, request)
-    http_request = (
-        parse_request(kind, body)
-        if len(body) <= SMALL_BODY
-        else await asyncio.to_thread(parse_request, kind, body)
-    )
-    active = await service.submit(http_request, key)
-    if http_request.stream:
-        return StreamingResponse(
-            _stream_response(active),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-        )
-    return Response(encode(await _collect_response(active, request)), media_type="application/json")
+    return await _read_body(service, request), key
+
+
+def _authorization(request: Request) -> str | None:
+    """Return the header with the key; clients of the Messages API send `x-api-key` instead."""
+    headers = request.headers
+    if "authorization" not in headers and "x-api-key" in headers:
+        return f"Bearer {headers['x-api-key']}"
+    return headers.get("authorization")
 
 
 async def _read_body(service: Service, request: Request) -> bytes:
@@ -251,15 +312,20 @@ async def _read_body(service: Service, request: Request) -> bytes:
     return bytes(body)
 
 
-async def _collect_response(active: ActiveRequest, request: Request) -> dict[str, Any]:
-    """Return the full response, after all rounds.
+async def _wait_for_answer(
+    active: ActiveRequest,
+    request: Request,
+    on_delta: Callable[[ChoiceDelta], object] = lambda delta: None,
+) -> None:
+    """Wait for all rounds. on_delta: called with what each round has added.
 
     Raises: APIError if the client disconnects before that.
     """
 
     async def read() -> None:
-        async for _ in active.deltas():
-            continue
+        async for delta in active.deltas():
+            if delta is not None:
+                on_delta(delta)
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -275,7 +341,22 @@ async def _collect_response(active: ActiveRequest, request: Request) -> dict[str
         leaving.cancel()
         reading.cancel()
         active.cancel()
-    return active.responses.full_response(active.choices, active.prompt_tokens)
+
+
+async def _stream_parts(active: ActiveRequest, writer: AnswerWriter) -> AsyncIterator[bytes]:
+    """Yield the answer to a request of another API as server-sent events; as `_stream_response`."""
+    try:
+        yield writer.begin()
+        try:
+            async for delta in active.deltas(KEEP_ALIVE_S):
+                if events := writer.keep_alive if delta is None else writer.add(delta):
+                    yield events
+        except APIError as error:
+            yield writer.fail(error)
+            return
+        yield writer.end()
+    finally:
+        active.cancel()
 
 
 async def _stream_response(active: ActiveRequest) -> AsyncIterator[bytes]:

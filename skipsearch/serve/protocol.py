@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
@@ -394,10 +395,15 @@ class ChatCompletionRequest(BaseRequest):
 A = TypeVar("A", bound=BaseRequest)
 
 
-def parse_request(request_class: type[A], body: bytes) -> A:
-    """Parse a request body. Raises: APIError 400 that names the wrong field."""
+def parse_request(
+    request_class: type[A], body: bytes, translate: Callable[[Any], Any] = lambda data: data
+) -> A:
+    """Parse a request body. Raises: APIError 400 that names the wrong field.
+
+    translate: makes the fields of `request_class` from what the body holds.
+    """
     try:
-        data = json.loads(body)
+        data = translate(json.loads(body))
         return request_class.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

@@ -218,22 +218,25 @@ class Service:
 
     async def submit(self, request: BaseRequest, tenant: str) -> ActiveRequest:
         """Check a request and queue its jobs. Raises: APIError."""
-        if request.model is not None:
-            self.check_name(request.model)
+        prompts = await self.tokenize_prompts(request)
         try:
-            prompts = await asyncio.to_thread(self._tokenize_prompts, request)
             active = ActiveRequest(self, request, prompts, tenant)
             await asyncio.to_thread(
                 lambda: [job.request.prepare(self.model) for job in active.jobs]
             )
         except SkipSearchError as error:
-            raise APIError(
-                400,
-                str(error),
-                "messages" if isinstance(request, ChatCompletionRequest) else "prompt",
-            ) from None
+            raise _prompt_error(request, error) from None
         active.submit()
         return active
+
+    async def tokenize_prompts(self, request: BaseRequest) -> list[TokenizedPrompt]:
+        """Check a request and return its prompts as token ids. Raises: APIError."""
+        if request.model is not None:
+            self.check_name(request.model)
+        try:
+            return await asyncio.to_thread(self._tokenize_prompts, request)
+        except SkipSearchError as error:
+            raise _prompt_error(request, error) from None
 
     def answer_limit(self, request: BaseRequest, prompt_tokens: int) -> int:
         """Return the most tokens of an answer.
@@ -373,6 +376,12 @@ class Service:
                 text = given if isinstance(given, str) else str(self.tokenizer.decode(ids))
             prompts.append(TokenizedPrompt(ids, text, constraint=constraint))
         return prompts
+
+
+def _prompt_error(request: BaseRequest, error: SkipSearchError) -> APIError:
+    """Return the error for a prompt that cannot be decoded."""
+    is_chat = isinstance(request, ChatCompletionRequest)
+    return APIError(400, str(error), "messages" if is_chat else "prompt")
 
 
 def _logprob_options(request: BaseRequest) -> tuple[bool, int]:

@@ -133,24 +133,6 @@ def test_strict_tools_are_accepted_and_make_the_same_prompt(
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/responses"),
-        ("GET", "/v1/responses/resp_1"),
-        ("POST", "/v1/responses/resp_1/cancel"),
-    ],
-)
-def test_the_responses_api_is_refused_with_the_address_to_use(
-    client: TestClient, method: str, path: str
-) -> None:
-    answer = client.request(
-        method, path, json={"model": "tiny", "input": "Hello"} if method == "POST" else None
-    )
-    assert answer.status_code == 404
-    assert "/v1/chat/completions" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
     "asked",
     [
         {},
