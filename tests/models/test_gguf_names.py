@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.command import run_in_process
@@ -50,6 +51,40 @@ def test_a_blob_is_loaded_diagnosed_and_searched_for_draft_heads(
     )
     assert code == 0
     assert "sha256-0123abcd" in printed
+
+
+QWEN = {
+    "general.basename": "Qwen2.5-Coder",
+    "general.size_label": "1.5B",
+    "general.finetune": "Instruct",
+    "general.name": "Qwen2.5 Coder 1.5B Instruct",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "model"),
+    [
+        ("c.gguf", QWEN, "Qwen2.5-Coder-1.5B-Instruct"),
+        ("qwen.gguf", QWEN, "Qwen2.5-Coder-1.5B-Instruct"),
+        ("sha256-0123", QWEN, "Qwen2.5-Coder-1.5B-Instruct"),
+        # Names that tell the model are kept, and with them what they say of quantization.
+        ("qwen2.5-coder-1.5b-q4_k_m.gguf", QWEN, "qwen2.5-coder-1.5b-q4_k_m"),
+        ("Qwen2.5_Coder.Q4_1", QWEN, "Qwen2.5_Coder.Q4_1"),
+        ("c", {"general.name": "Some Model 1B"}, "Some-Model-1B"),
+        ("c", {"general.basename": "a", "general.size_label": "/etc"}, "a"),
+        # What is no plain text is no name.
+        ("c", {"general.basename": "org/model"}, "c"),
+        ("c", {"general.basename": "a\x1b[2J"}, "c"),
+        ("c", {"general.basename": 7}, "c"),
+        ("c", {}, "c"),
+    ],
+)
+def test_a_file_whose_name_does_not_tell_the_model_is_named_by_its_metadata(
+    name: str, metadata: dict[str, Any], model: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    write_model(new_hf_model("llama", mlp_bias=False).float(), path, metadata=metadata)
+    assert identify_gguf(str(path))[0] == model
 
 
 def test_other_files_and_folders_are_no_gguf_files(tmp_path: Path) -> None:

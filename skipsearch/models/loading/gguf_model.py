@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -35,6 +36,7 @@ from skipsearch.models.stored_linear import (
 from skipsearch.models.third_party import first_line_of, silence_transformers
 
 SUFFIX = ".gguf"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+\-]{0,79}")  # no slash, which marks a Hub id
 
 
 def is_gguf(name: str) -> bool:
@@ -50,9 +52,27 @@ def is_gguf(name: str) -> bool:
     return name.lower().endswith(SUFFIX)
 
 
-def name_file(file: GGUFFile) -> str:
-    """Return the name of a file without its ending; other dots belong to the name."""
-    return file.name[: -len(SUFFIX)] if file.name.lower().endswith(SUFFIX) else file.name
+def name_model(file: GGUFFile) -> str:
+    """Return the id of the model in a file: the file's name without its ending if it contains the
+    name in the metadata, since it may say more, and otherwise that name.
+    """
+    # Other dots belong to the name.
+    stem = file.name[: -len(SUFFIX)] if file.name.lower().endswith(SUFFIX) else file.name
+    parts = [_read_name(file, key) for key in ("basename", "size_label", "finetune")]
+    basename = parts[0] or _read_name(file, "name")
+    if not basename or _letters_of(basename) in _letters_of(stem):
+        return stem
+    return "-".join(part for part in parts if part) if parts[0] else basename
+
+
+def _read_name(file: GGUFFile, key: str) -> str:
+    """Return a text of the metadata as a part of an id; empty if it cannot be one."""
+    text = file.metadata.get(f"general.{key}")
+    return text.replace(" ", "-") if isinstance(text, str) and NAME.fullmatch(text) else ""
+
+
+def _letters_of(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def find_gguf(name: str) -> Path:
@@ -78,7 +98,7 @@ def read_gguf_tokenizer(name: str) -> tuple[Any, int]:
 def identify_gguf(name: str) -> tuple[str, Any, str]:
     """Return (model id, config, quantization) of a file, by its header. Raises: GGUFError."""
     file = read_gguf(find_gguf(name))
-    return name_file(file), read_config(file), name_quantization(file)
+    return name_model(file), read_config(file), name_quantization(file)
 
 
 def open_gguf(name: str, dtype: torch.dtype) -> LoadedModel:
@@ -244,7 +264,7 @@ def _make_spec(file: GGUFFile, config: Any, dtype: torch.dtype) -> ModelSpec:
     eos = [config.eos_token_id, *_list_end_tokens(file, config.vocab_size)]
     eos_ids = [token for token in dict.fromkeys(eos) if token is not None]
     return ModelSpec(
-        id=name_file(file),
+        id=name_model(file),
         revision=None,
         family=config.model_type,
         n_layers=config.num_hidden_layers,
