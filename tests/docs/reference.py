@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
-import skipsearch
 from skipsearch.profile import Profile
 from skipsearch.serve.messages import IGNORED_MESSAGE_FIELDS, Message
 from skipsearch.serve.protocol import (
@@ -100,64 +96,3 @@ def _value(entry: dict[str, Any]) -> str:
         items = entry.get("items", {})
         return f"list of {_value(items)}" if items else "list"
     return str(entry.get("type", "any")).replace("null", "`null`")
-
-
-def python_names() -> str:
-    """Each public name of the package, with its signature and its docstring."""
-    sections = []
-    for name in sorted(skipsearch.__all__, key=str.lower):
-        value = getattr(skipsearch, name)
-        if not callable(value):  # __version__
-            continue
-        sections.append(f"## ss.{name}\n\n```text\n{_signature(name, value)}\n```\n")
-        if not inspect.isclass(value):
-            continue
-        for method, member in vars(value).items():
-            if isinstance(member, property) and not method.startswith("_"):
-                sections.append(f"```text\n{_property(f'{name}.{method}', member)}\n```\n")
-            if method.startswith("_") or not callable(getattr(value, method)):
-                continue
-            shown = getattr(value, method) if isinstance(member, classmethod) else member
-            if inspect.getdoc(shown) and inspect.isroutine(shown):
-                sections.append(f"```text\n{_signature(f'{name}.{method}', shown)}\n```\n")
-    return "\n".join(sections)
-
-
-def _signature(name: str, value: Any) -> str:
-    """`name(arguments)`, and the docstring below it."""
-    doc = inspect.getdoc(value) or ""
-    if inspect.isclass(value) and (
-        issubclass(value, Exception | BaseModel) or getattr(value, "_is_protocol", False)
-    ):
-        return f"{name}\n\n{doc}"
-    signature = inspect.signature(value)
-    arguments = list[str]()
-    for argument in signature.parameters.values():
-        has_star = any(one.startswith("*") for one in arguments)
-        if argument.kind is argument.KEYWORD_ONLY and not has_star:
-            arguments.append("*")
-        arguments.append(_argument(argument))
-    line = f"{name}({', '.join(arguments)})"
-    if len(line) > MAX_LINE:
-        line = f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
-    result = signature.return_annotation
-    returns = f" -> {result}" if isinstance(result, str) and not inspect.isclass(value) else ""
-    return f"{line}{returns}\n\n{doc}".strip()
-
-
-def _property(name: str, value: property) -> str:
-    """`name -> annotation`, and the docstring below it."""
-    annotation = inspect.signature(value.fget).return_annotation if value.fget else "Any"
-    return f"{name} -> {annotation}\n\n{inspect.getdoc(value) or ''}".strip()
-
-
-def _argument(argument: inspect.Parameter) -> str:
-    """`name: annotation = default`; a function as a default is written by its name."""
-    stars = {argument.VAR_POSITIONAL: "*", argument.VAR_KEYWORD: "**"}.get(argument.kind, "")
-    annotation = argument.annotation
-    typed = "" if annotation is argument.empty else f": {annotation}"
-    default = argument.default
-    if default is argument.empty:
-        return f"{stars}{argument.name}{typed}"
-    shown = "…" if "<" in repr(default) else repr(default)
-    return f"{argument.name}{typed} = {shown}"

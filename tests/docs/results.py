@@ -1,6 +1,6 @@
-"""The documents' results: the README's table and bar chart from the files that
-`tests/benchmarks/recipes.py --out` wrote into docs/results, and the table of masks chosen while
-decoding from those of `tests/benchmarks/in_context.py`."""
+"""The documents' results: tables and bar charts from the files that `tests/benchmarks/recipes.py
+--out` and its like wrote into docs/results.
+"""
 
 from __future__ import annotations
 
@@ -53,19 +53,6 @@ PICTURED = {
     "humaneval": "HumanEval",
     "specbench-chat": "MT-bench chat",
     "specbench-summarization": "summaries",
-}
-
-# Of `in_context.py`, with what the papers report, on other models, machines and text.
-CHOSEN = {
-    "skip": ("skip", "1.5–1.6× (13B)"),
-    "lookup": ("lookup", "1.66× (7B)"),
-    "lookup,skip": ("lookup, then skip", ""),
-    "clasp": ("clasp", "1.24–1.67× (8B–70B)"),
-    "lookup,clasp": ("lookup, then clasp", ""),
-    "asd": ("asd", "1.38–1.44× (13B)"),
-    "lookup,asd": ("lookup, then asd", ""),
-    "swift": ("swift", "1.41× (13B), 1.48× (70B)"),
-    "lookup,swift": ("lookup, then swift", ""),
 }
 
 
@@ -198,54 +185,6 @@ def constraints() -> str:
         by_task = [{row["name"]: row for row in e["rows"]}.get(name) for e in entries.values()]
         cells = ["–" if row is None else speedup(row) for row in by_task]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def chosen() -> str:
-    """Drafters that choose their masks while they decode, beside those that do not."""
-    files = {task: ROOT / "docs" / "results" / f"in-context-{task}.json" for task in TASKS}
-    by_task = {
-        task: {row["name"]: row for row in json.loads(file.read_text("utf-8"))["rows"]}
-        for task, file in files.items()
-    }
-    heads = [
-        f"`{task}`, {by_task[task]['skip']['prompts']} prompts | α | τ | β | choosing"
-        for task in TASKS
-    ]
-    lines = [
-        f"| recipe | {' | '.join(heads)} | as published, elsewhere |",
-        "|---|" + "---|---|---|---|---|" * len(TASKS) + "---|",
-    ]
-    for name, (said, published) in CHOSEN.items():
-        cells = []
-        for task in TASKS:
-            row = by_task[task][name]
-            figures = " | ".join(f"{row[key]:.2f}" for key in ("alpha", "tau", "beta"))
-            cells.append(
-                f"{speedup(row)} | {figures} | {row['choosing']:.1%}"
-                if name not in ("skip", "lookup", "lookup,skip")
-                else f"{speedup(row)} | {figures} | "
-            )
-        lines.append(f"| {said} | {' | '.join(cells)} | {published} |")
-    return "\n".join(lines) + "\n"
-
-
-def long() -> str:
-    """The same recipes over long texts of one task."""
-    found = {
-        row["name"]: row
-        for row in json.loads(
-            (ROOT / "docs" / "results" / "in-context-long.json").read_text("utf-8")
-        )["rows"]
-    }
-    lines = ["| recipe | speedup | α | τ | β | choosing |", "|---|---|---|---|---|---|"]
-    for name, (said, _) in CHOSEN.items():
-        row = found[name]
-        choosing = "" if name in ("skip", "lookup", "lookup,skip") else f"{row['choosing']:.1%}"
-        lines.append(
-            f"| {said} | {speedup(row)} | {row['alpha']:.2f} | {row['tau']:.2f} | "
-            f"{row['beta']:.2f} | {choosing} |"
-        )
     return "\n".join(lines) + "\n"
 
 

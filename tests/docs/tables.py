@@ -74,14 +74,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "profile-keys": reference.profile_keys,
     "request-fields": reference.request_fields,
-    "python-names": reference.python_names,
     "recipes": results.table,
     "pretrained": results.pretrained,
     "draft-head": results.draft_head,
     "experts": results.experts,
     "constraints": results.constraints,
-    "chosen": results.chosen,
-    "long": results.long,
     **{path.stem: methods(path) for path in results.METHODS},
 }
 PICTURES = {"recipes.svg": results.picture, "pretrained.svg": results.pretrained_picture}

@@ -4,18 +4,13 @@ and dark.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from skipsearch.drafters.trained.module_files import hash_module_file
-from skipsearch.profile import load_profile
-
 from . import results
-from .results import METHODS
 from .tables import BLOCK, PAGES, PICTURES, ROOT, TABLES, filled
 
 FOLDERS = ("profiles", "calibration_data", "docs", "tests", "skipsearch")
@@ -53,26 +48,6 @@ def test_tables_are_those_of_the_code(page: Path) -> None:
     assert filled(page.read_text("utf-8")) == page.read_text("utf-8"), (
         "PYTHONPATH=.:tests .venv/bin/python -m docs.tables rewrites them"
     )
-
-
-OF_DEMO = [path for path in METHODS if json.loads(path.read_text("utf-8"))["model"] == "demo"]
-
-
-@pytest.mark.parametrize("path", OF_DEMO, ids=lambda path: path.stem)
-def test_the_methods_were_measured_with_the_model_and_the_modules_that_are_bundled(
-    path: Path,
-) -> None:
-    found, bundled = (
-        json.loads(path.read_text("utf-8")),
-        ROOT / "skipsearch" / "demo" / "profiles" / "demo",
-    )
-    assert (
-        found["weights_sha256"]
-        == load_profile(next(bundled.glob("pycode/*.yaml"))).model.weights_sha256
-    )
-    assert found["modules"] == {
-        file.name: hash_module_file(file) for file in bundled.glob("*/*.safetensors")
-    }
 
 
 def test_each_table_stands_somewhere() -> None:
