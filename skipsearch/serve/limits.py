@@ -51,4 +51,5 @@ class Limits:
 
     def context_of(self, spec: ModelSpec) -> int:
         """Return the most tokens of a prompt and its answer."""
-        return self.context or spec.context_length or DEFAULT_CONTEXT
+        longest = spec.context_length or self.context or DEFAULT_CONTEXT
+        return min(self.context or longest, longest)

@@ -239,49 +239,33 @@ class Service:
             raise _prompt_error(request, error) from None
 
     def answer_limit(self, request: BaseRequest, prompt_tokens: int) -> int:
-        """Return the most tokens of an answer.
+        """Return the most tokens of an answer: those wanted, cut to what the context has left.
 
-        If the model's own context is the limit, the decoder reduces a larger number.
-
-        Raises: APIError 400 for a prompt or a number beyond another limit.
+        Raises: APIError 400 for a prompt that leaves nothing.
         """
-        if isinstance(request, ChatCompletionRequest):
-            name = (
-                "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-            )
-            wanted, default = (
-                request.max_completion_tokens or request.max_tokens,
-                self.model.spec.context_length or DEFAULT_CHAT_TOKENS,
-            )
-        else:
-            assert isinstance(request, CompletionRequest)
-            name, wanted, default = (
-                "max_tokens",
-                None if request.max_tokens is None else max(1, request.max_tokens),
-                DEFAULT_MAX_TOKENS,
-            )
-        if (
-            self.model.spec.context_length is not None
-            and self.context >= self.model.spec.context_length
-        ):
-            return wanted or default  # the decoder limits it to the context
+        is_chat, spec = isinstance(request, ChatCompletionRequest), self.model.spec
         remaining = self.context - prompt_tokens
         if remaining < 1:
+            noun = "messages" if is_chat else "prompt"
+            way_out = (
+                "" if self.context == spec.context_length else ", or raise the server's --context"
+            )
+            # The first sentences are OpenAI's: agents read them, and make the conversation shorter.
             raise APIError(
                 400,
-                f"the prompt has {prompt_tokens} tokens and this server takes {self.context} with "
-                "the answer "
-                "included: shorten it, or start the server with a larger --context",
-                "messages" if isinstance(request, ChatCompletionRequest) else "prompt",
+                f"This model's maximum context length is {self.context} tokens. However, your "
+                f"{noun} resulted in {prompt_tokens} tokens, and an answer needs one more. Please "
+                f"reduce the length of the {noun}{way_out}.",
+                noun,
+                "context_length_exceeded",
             )
-        if wanted is not None and wanted > remaining:
-            raise APIError(
-                400,
-                f"{name} is {wanted} and the prompt has {prompt_tokens} tokens; this server takes "
-                f"{self.context} in all: ask for at most {remaining}, or start the server with a "
-                "larger --context",
-                name,
-            )
+        if isinstance(request, ChatCompletionRequest):
+            wanted = request.max_completion_tokens or request.max_tokens
+            default = spec.context_length or DEFAULT_CHAT_TOKENS
+        else:
+            assert isinstance(request, CompletionRequest)
+            wanted = None if request.max_tokens is None else max(1, request.max_tokens)
+            default = DEFAULT_MAX_TOKENS
         return min(wanted or default, remaining)
 
     def _make_constraint(

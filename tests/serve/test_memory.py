@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -96,13 +97,9 @@ def test_a_model_that_names_no_context_has_a_limit(path: str) -> None:
         prompt = client.post(f"/v1/{path}", json=asked | {"max_tokens": 1}).json()["usage"][
             "prompt_tokens"
         ]
-        refused = client.post(f"/v1/{path}", json=asked | {"max_tokens": 10**9})
-        error = refused.json()["error"]
-        assert (refused.status_code, error["param"]) == (400, "max_tokens")
-        for number in (10**9, DEFAULT_CONTEXT, prompt, DEFAULT_CONTEXT - prompt):
-            assert str(number) in error["message"]
-        most = {"max_tokens": DEFAULT_CONTEXT - prompt, "stop": ANY_LETTER, "logit_bias": {"5": 1}}
-        assert client.post(f"/v1/{path}", json=asked | most).status_code == 200
+        for most in (10**9, DEFAULT_CONTEXT - prompt):
+            more = {"max_tokens": most, "stop": ANY_LETTER, "logit_bias": {"5": 1}}
+            assert client.post(f"/v1/{path}", json=asked | more).status_code == 200
         assert client.post(f"/v1/{path}", json=asked | {"stop": ANY_LETTER}).status_code == 200
     assert max(slots) <= 256
 
@@ -117,16 +114,36 @@ def test_a_context_may_be_given_and_counts_the_prompt() -> None:
             )
 
         assert ask("a" * 20, max_tokens=19).json()["usage"]["total_tokens"] == 40  # with <s>
-        assert ask("a" * 20, max_tokens=20).status_code == 400
-        assert ask("a" * 39).json()["error"]["param"] == "prompt"
-        assert ask("a" * 35).json()["usage"]["total_tokens"] == 40, (
-            "a number that nobody asked for is cut down"
-        )
+        for asked in ({"max_tokens": 20}, {"max_tokens": 10**9}, {}):
+            answer = ask("a" * 35, **asked).json()
+            assert answer["usage"]["total_tokens"] == 40
+            assert answer["choices"][0]["finish_reason"] == "length"
+        error = ask("a" * 39).json()["error"]
+        assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+        assert "raise the server's --context" in error["message"]
     with serving(small_model(), context=10**6) as (client, service):
         assert (
             ask("a" * 20, max_tokens=10**6).json()["usage"]["total_tokens"]
             == service.model.spec.context_length
         )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_refused_in_the_form_that_agents_read(stream: bool) -> None:
+    """They make the conversation shorter when they see this code, or this sentence."""
+    with serving(small_model()) as (client, service):
+        said = {"role": "user", "content": "a" * service.context}
+        asked = {"messages": [said], "stream": stream, "max_tokens": 5}
+        answer = client.post("/v1/chat/completions", json=asked)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert (error["param"], error["type"]) == ("messages", "invalid_request_error")
+    sentence = r"maximum context length is (\d+) tokens\. However, your messages resulted in (\d+)"
+    numbers = re.search(sentence, error["message"])
+    assert numbers is not None
+    tokens = len(letter_tokenizer().tokenize("<s>user:\nai:")) + service.context
+    assert [int(number) for number in numbers.groups()] == [service.context, tokens]
+    assert "--context" not in error["message"]
 
 
 def small_model() -> ModelAdapter:

@@ -11,7 +11,7 @@ from skipsearch.serve.memory_bounds import describe_memory
 
 
 def test_the_bounds_are_those_of_the_caches() -> None:
-    model = adapt(tiny_llama(context=1000))
+    model = adapt(tiny_llama(context=500_000))
     slot_bytes = 2 * model.spec.n_layers * 1 * 16 * 8  # K and V, KV heads, head size, float64
     limits = Limits(max_num_seqs=3, prefix_bytes=5 * 10**9, batch_passes=True, context=500_000)
     running, batch = (3 * (2 * 500_000 + 128) * slot_bytes, 32_768 * slot_bytes)
@@ -20,7 +20,7 @@ def test_the_bounds_are_those_of_the_caches() -> None:
     assert f"{batch / 1e6:.0f} MB for their batch, 5.0 GB for finished texts" in text
     assert "of weights and 0.3 GB for drafts" in text
     assert f"{slot_bytes / 1e3:.0f} KB of K/V a token" in text
-    alone = describe_memory(model, Limits())
+    alone = describe_memory(adapt(tiny_llama(context=1000)), Limits())
     assert "up to 1,000 tokens" in alone
     assert "batch" not in alone
 

@@ -121,7 +121,7 @@ def test_the_keyboard_alone_is_enough(page: Page) -> None:
 
 def test_an_error_is_said_and_a_text_that_looks_like_markup_is_text(page: Page) -> None:
     write(page, "a" * 700, 10)
-    assert "shorten it" in page.get_by_role("alert").inner_text()
+    assert "maximum context length" in page.get_by_role("alert").inner_text()
     write(page, "<img src=x onerror=alert(1)>", 10)
     assert page.locator("#own pre img").count() == 0
     assert page.get_by_role("alert").inner_text() == ""
