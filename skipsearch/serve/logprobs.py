@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from skipsearch.decoding import make_masks, mask_logits
 from skipsearch.engine import forward, no_grad
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner, round_slots
+from skipsearch.models.token_bytes import TokenBytes
 
 ROWS_PER_PASS = 128  # limits the memory for the logits of a long prompt
 
@@ -28,6 +30,61 @@ class TokenScore:
     token: int
     logprob: float | None
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class SentToken:
+    """A token with its score, and its place in the text that a client gets.
+
+    offset: in characters. top: (bytes, log-probability) of the most likely tokens, best first.
+    """
+
+    utf8: bytes  # a part of the text's
+    offset: int
+    logprob: float | None
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+class TokenPlaces:
+    """The places of an answer's tokens in its text, as it is sent.
+
+    echo: the prompt with which the text begins; its tokens come first.
+    """
+
+    def __init__(self, token_bytes: TokenBytes, echo: str = ""):
+        self._token_bytes = token_bytes
+        self._echo = echo.encode("utf-8", "replace")
+        self._echo_read = 0  # bytes of the echo that the prompt's tokens so far stand for
+        self._n_characters = 0  # of the text before the next token
+        self._in_answer = False
+        self._new_decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoder = self._new_decoder("replace")
+
+    def place_prompt_token(self, score: TokenScore) -> SentToken:
+        """Return a token of the prompt. One that the echo lacks, such as `<s>`, has no length."""
+        own = self._token_bytes.read(score.token)
+        offset = self._n_characters
+        for sent in (own, own.removeprefix(b" ")):
+            if self._echo.startswith(sent, self._echo_read):
+                self._echo_read += len(sent)
+                self._n_characters += len(self._decoder.decode(sent))
+                break
+        top = tuple((self._token_bytes.read(token), value) for token, value in score.top)
+        return SentToken(own, offset, score.logprob, top)
+
+    def place_answer_token(self, score: TokenScore) -> SentToken:
+        """Return a token of the answer. A part of a character is placed where the character is."""
+        if not self._in_answer:
+            self._in_answer = True
+            self._decoder = self._new_decoder("replace")
+            self._n_characters = len(self._echo.decode())
+            self._read = self._token_bytes.read_first
+        own, offset = self._read(score.token), self._n_characters
+        top = tuple((self._read(token), value) for token, value in score.top)
+        if not self._token_bytes.is_special(score.token):
+            self._n_characters += len(self._decoder.decode(own))
+            self._read = self._token_bytes.read
+        return SentToken(own, offset, score.logprob, top)
 
 
 class LogprobScorer:

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from time import time
 from typing import Any
@@ -15,7 +16,8 @@ from skipsearch.decoding.stopping import Detokenizer
 from skipsearch.decoding.tracing import Proposal
 from skipsearch.models.chat.call_reader import CallDelta, CallReader, SchemaCallReader, merge_deltas
 from skipsearch.models.chat.thinking import ThinkingReader
-from skipsearch.serve.logprobs import TokenScore
+from skipsearch.models.token_bytes import TokenBytes
+from skipsearch.serve.logprobs import SentToken, TokenPlaces
 from skipsearch.serve.scheduler import RoundOutput
 
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length"}
@@ -61,13 +63,20 @@ class Choice:
     text: str = ""
     reasoning: str = ""
     n_reasoning: int = 0
-    scores: list[TokenScore] = field(default_factory=list)
+    scores: list[SentToken] = field(default_factory=list)
     finish_reason: str | None = None
     stats: DecodeStats | None = None
     n_tokens: int = 0
     _detokenizer: Detokenizer | None = None
     _first_tokens: list[int] = field(default_factory=list)  # up to the end of the thinking
-    _offset: int = 0  # of the next token in `text_offset`, in characters
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
+
+    @cached_property
+    def _places(self) -> TokenPlaces:
+        return TokenPlaces(self._token_bytes, self.echo)
 
     def add_round(self, output: RoundOutput) -> ChoiceDelta:
         """Append the output of one round and return the delta for the stream."""
@@ -82,7 +91,11 @@ class Choice:
                 "length" if self.hide_tokens else FINISH_REASONS[chunk.finish_reason]
             )
         text = (self.echo if not self.text else "") + ("" if self.hide_tokens else chunk.text or "")
-        scores = output.scores[: -len(chunk.tokens)] if self.hide_tokens else output.scores
+        n_prompt = max(0, len(output.scores) - len(chunk.tokens))
+        asked, given = output.scores[:n_prompt], output.scores[n_prompt:]
+        scores = [self._places.place_prompt_token(score) for score in asked]
+        if not self.hide_tokens:
+            scores += [self._places.place_answer_token(score) for score in given]
         thought, calls = "", list[dict[str, Any]]()
         is_last = chunk.finish_reason is not None
         if self.thinking is not None and self.thinking.may_think:
@@ -115,7 +128,7 @@ class Choice:
 
     def decode_token(self, token: int) -> str:
         """Return the text of one token."""
-        return str(self.tokenizer.decode([token]))
+        return to_text(self._token_bytes.read(token))
 
     def settled_text(self, tokens: Sequence[int]) -> list[str]:
         """Return the text that each of the next tokens completes.
@@ -131,13 +144,18 @@ class Choice:
         return texts
 
 
+def to_text(token: bytes) -> str:
+    """Return the text of a token; a part of a character is a replacement character."""
+    return token.decode("utf-8", "replace")
+
+
 @dataclass(frozen=True)
 class ChoiceDelta:
     """What one round added to a choice. Its methods return it in the forms of the responses."""
 
     choice: Choice
     text: str
-    scores: Sequence[TokenScore]
+    scores: Sequence[SentToken]
     tokens: Sequence[int] = ()
     proposal: Proposal | None = None
     tool_calls: Sequence[dict[str, Any]] = ()  # entries of a stream's delta
@@ -147,47 +165,24 @@ class ChoiceDelta:
         """Return the `logprobs` of a completion; None if the request did not ask for them."""
         if not self.scores:
             return None
-        words = [self.choice.decode_token(score.token) for score in self.scores]
-        offsets = []
-        for word in words:
-            offsets.append(self.choice._offset)
-            self.choice._offset += len(word)
         return {
-            "tokens": words,
+            "tokens": [to_text(score.utf8) for score in self.scores],
             "token_logprobs": [score.logprob for score in self.scores],
-            "text_offset": offsets,
-            "top_logprobs": [self._top_logprobs(score) for score in self.scores],
+            "text_offset": [score.offset for score in self.scores],
+            "top_logprobs": [_top_by_text(score) for score in self.scores],
         }
-
-    def _top_logprobs(self, score: TokenScore) -> dict[str, float] | None:
-        """Return log-probabilities by text of the token.
-
-        Tokens that are parts of characters have the same text; the most likely of them is listed.
-        """
-        if score.logprob is None:
-            return None
-        by_text: dict[str, float] = {}
-        for token, logprob in score.top:
-            by_text.setdefault(self.choice.decode_token(token), logprob)
-        by_text.setdefault(self.choice.decode_token(score.token), score.logprob)
-        return by_text
 
     def chat_logprobs(self) -> dict[str, Any] | None:
         """Return the `logprobs` of a chat completion; None if the request did not ask for them."""
         if not self.scores:
             return None
 
-        def entry(token: int, logprob: float | None) -> dict[str, Any]:
-            word = self.choice.decode_token(token)
-            return {
-                "token": word,
-                "logprob": logprob,
-                "bytes": list(word.encode("utf-8", "replace")),
-            }
+        def entry(token: bytes, logprob: float | None) -> dict[str, Any]:
+            return {"token": to_text(token), "logprob": logprob, "bytes": list(token)}
 
         return {
             "content": [
-                entry(score.token, score.logprob)
+                entry(score.utf8, score.logprob)
                 | {"top_logprobs": [entry(*one) for one in score.top]}
                 for score in self.scores
             ],
@@ -219,6 +214,19 @@ class ChoiceDelta:
             "rejected": {"by": kind, "words": rejected} if rejected else None,
             "round": len(self.tokens),
         }
+
+
+def _top_by_text(score: SentToken) -> dict[str, float] | None:
+    """Return log-probabilities by text of the token.
+
+    Tokens that are parts of characters have the same text; the most likely of them is listed.
+    """
+    if score.logprob is None:
+        return None
+    by_text: dict[str, float] = {}
+    for token, logprob in (*score.top, (score.utf8, score.logprob)):
+        by_text.setdefault(to_text(token), logprob)
+    return by_text
 
 
 def _message(choice: Choice) -> dict[str, Any]:

@@ -297,3 +297,43 @@ def test_an_agents_turn_with_a_result_is_answered(openai_client: OpenAI) -> None
         max_tokens=8,
     )
     assert second.choices[0].finish_reason in ("length", "stop", "tool_calls")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_bytes_of_all_tokens_are_those_of_the_text_and_offsets_count_its_characters(
+    client: TestClient, chat: bool, stream: bool
+) -> None:
+    """A character such as an emoji has several tokens, none of which has a text of its own."""
+    text = "é🙂日b🙂"
+    asked = {
+        "max_tokens": 40,
+        "temperature": 0,
+        "response_format": {"type": "regex", "regex": text},
+        "stream": stream,
+    }
+    if chat:
+        answer = ask(client, logprobs=True, top_logprobs=2, **asked)
+    else:
+        asked |= {"prompt": "x = é", "logprobs": 2, "echo": True}
+        answer = client.post("/v1/completions", json=asked)
+    events = read_stream(answer) if stream else [answer.json()]
+    parts = [event["choices"][0]["logprobs"] for event in events if event["choices"]]
+    if chat:
+        entries = [entry for part in parts if part for entry in part["content"]]
+        spoken = [entry["bytes"] for entry in entries[:-1]]  # without the end-of-sequence token
+        assert b"".join(map(bytes, spoken)).decode() == text
+        assert len(spoken) > len(text)
+        for entry in entries:
+            top = {bytes(one["bytes"]): one["logprob"] for one in entry["top_logprobs"]}
+            assert top[bytes(entry["bytes"])] == entry["logprob"]
+    else:
+        offsets = [offset for part in parts if part for offset in part["text_offset"]]
+        tokens = [token for part in parts if part for token in part["tokens"]]
+        sent = "".join(event["choices"][0]["text"] for event in events if event["choices"])
+        assert sent == "x = é" + text
+        assert offsets == sorted(offsets)
+        # The last is that of the end-of-sequence token.
+        assert set(offsets) >= set(range(len("x = é"), len(sent) + 1))
+        for offset, token in zip(offsets[:-1], tokens[:-1], strict=True):
+            assert sent.startswith(token, offset) or token == "\N{REPLACEMENT CHARACTER}"
