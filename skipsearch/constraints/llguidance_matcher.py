@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any
@@ -79,7 +80,9 @@ def compile_with_llguidance(
     matcher = LLMatcher(prepared.tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise _not_supported(constraint, matcher.get_error())
-    compiled = LLGuidanceConstraint(constraint, matcher, vocab_size, eos_ids)
+    compiled = LLGuidanceConstraint(
+        constraint, prepared.tokenizer, matcher, vocab_size, eos_ids
+    )
     # A constraint that no token satisfies must be refused before the prefill.
     compiled.new_matcher().fill_mask(np.empty(vocab_size, dtype=bool))
     prepared.remember(compiled)
@@ -123,13 +126,27 @@ class LLGuidanceConstraint:
     """A compiled constraint."""
 
     def __init__(
-        self, constraint: Constraint, start: LLMatcher, vocab_size: int, eos_ids: tuple[int, ...]
+        self,
+        constraint: Constraint,
+        tokenizer: LLTokenizer,
+        start: LLMatcher,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
     ):
-        self.constraint, self._start = constraint, start
+        self.constraint, self._tokenizer, self._start = constraint, tokenizer, start
         self.vocab_size, self.eos_ids = vocab_size, eos_ids
 
-    def new_matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self, self._start.deep_copy())
+    def new_matcher(self, text_before: str = "") -> LLGuidanceMatcher:
+        matcher = LLGuidanceMatcher(self, self._start.deep_copy())
+        tokens = self._tokenizer.tokenize_str(text_before)
+        if matcher.count_legal(tokens) < len(tokens):
+            raise DecodeError(
+                f"the answer is to continue {json.dumps(text_before[:60], ensure_ascii=False)}, "
+                f"with which no text of its constraint ({self.constraint}) begins: change one of "
+                "them, or leave it out"
+            )
+        matcher.advance(tokens)
+        return matcher
 
 
 class LLGuidanceMatcher:

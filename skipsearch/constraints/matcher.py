@@ -53,8 +53,11 @@ class Matcher(Protocol):
 class CompiledConstraint(Protocol):
     """A constraint that was checked and prepared for one tokenizer."""
 
-    def new_matcher(self) -> Matcher:
-        """Return the state at the start of an answer."""
+    def new_matcher(self, text_before: str = "") -> Matcher:
+        """Return the state at the start of an answer, or after its beginning `text_before`.
+
+        Raises: DecodeError if no text of the constraint begins so.
+        """
 
 
 def compile_constraint(

@@ -33,6 +33,7 @@ class RequestOptions(TypedDict, total=False):
     processors: tuple[Processor, ...]
     max_seconds: float | None
     constraint: Constraint | None
+    constrained_before: str
     max_draft_tokens: int | None
     kept_special: tuple[str, ...]
 
@@ -62,6 +63,8 @@ class Request:
     # The shape of the text. Tokens that it forbids are ruled out before temperature, top-k and
     # top-p, and after the processors. It needs `pip install 'skipsearch[constraints]'`.
     constraint: Constraint | None = None
+    # The end of the prompt that the text continues: the constraint is of both together.
+    constrained_before: str = ""
     max_draft_tokens: int | None = None  # of a round; None: as many as the recipe allows
     # Special tokens that are part of the text, such as marks of calls. Others have no text.
     kept_special: tuple[str, ...] = ()
@@ -136,7 +139,7 @@ class Request:
         compiled = compile_constraint(
             self.constraint, model.tokenizer, spec.vocab_size, spec.eos_token_ids
         )
-        return compiled.new_matcher()
+        return compiled.new_matcher(self.constrained_before)
 
     def _fit_to_model(self, model: ModelAdapter) -> tuple[list[int], int]:
         """Return (token ids, number of tokens that may be generated)."""

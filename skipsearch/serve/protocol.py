@@ -357,6 +357,9 @@ class ChatCompletionRequest(BaseRequest):
     # For templates that read them: variables by name, as in vLLM, and OpenAI's reasoning_effort.
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Text | None = None
+    # Whether the answer continues the last message; by default if that is the assistant's text.
+    continue_final_message: Annotated[bool, Field(strict=True)] | None = None
+    add_generation_prompt: Annotated[bool, Field(strict=True)] | None = None
 
     @model_validator(mode="after")
     def _check_combination(self) -> ChatCompletionRequest:
@@ -370,8 +373,39 @@ class ChatCompletionRequest(BaseRequest):
                 f"chat_template_kwargs names {own[0]}, which this server sets itself: leave it out",
                 "chat_template_kwargs",
             )
+        self._check_continuation()
         _ = self.tool_use, self.turns, self.constraint  # errors in them are raised at once
         return self
+
+    def _check_continuation(self) -> None:
+        """Raise APIError 400 if the last message is to be continued and cannot be."""
+        if not self.continue_final_message:
+            return
+        if self.add_generation_prompt:
+            raise APIError(
+                400,
+                "add_generation_prompt and continue_final_message are both true, but an answer "
+                "cannot begin a message and continue one: leave one of them out",
+                "continue_final_message",
+            )
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls:
+            noun = "has calls of tools" if last.tool_calls else f"is of the {last.role[:64]}"
+            raise APIError(
+                400,
+                f"continue_final_message is true and the last message {noun}: end the conversation "
+                "with a text of the assistant, or leave continue_final_message out",
+                "continue_final_message",
+            )
+
+    @property
+    def continued_text(self) -> str | None:
+        """The text of the last message if the answer continues it; None if it begins one."""
+        last = self.messages[-1]
+        is_open = last.role == "assistant" and not last.tool_calls
+        default = is_open and not self.add_generation_prompt
+        wanted = default if self.continue_final_message is None else self.continue_final_message
+        return str(last.turn["content"]) if wanted else None
 
     @property
     def tool_use(self) -> ToolUse | None:
@@ -385,6 +419,13 @@ class ChatCompletionRequest(BaseRequest):
         return ({} if effort is None else {"reasoning_effort": effort}) | (
             self.chat_template_kwargs or {}
         )
+
+    @property
+    def ending_variables(self) -> dict[str, Any]:
+        """Variables for the end of the prompt, if it is not the beginning of a message."""
+        if self.continued_text is not None:
+            return {"continue_final_message": True, "add_generation_prompt": False}
+        return {"add_generation_prompt": False} if self.add_generation_prompt is False else {}
 
     @property
     def turns(self) -> list[Turn]:

@@ -15,7 +15,7 @@ from skipsearch.core.constraint import Constraint
 from skipsearch.decoding import FORCED_KIND, Decoder, Request
 from skipsearch.errors import ModelError, SkipSearchError
 from skipsearch.models.chat.call_reader import CallReader, SchemaCallReader
-from skipsearch.models.chat.chat_text import encode_prompt, get_chat_template
+from skipsearch.models.chat.chat_text import encode_prompt, find_continued_text, get_chat_template
 from skipsearch.models.chat.thinking import ThinkingReader, ThinkingStart, detect_thinking
 from skipsearch.models.chat.tool_formats import HERMES, ToolFormat
 from skipsearch.serve.api_errors import APIError
@@ -39,6 +39,7 @@ class TokenizedPrompt:
     tool_format: the form of the calls in the answer.
     thinking: how thinking begins in the answer; None if the model does not think.
     constraint: the shape of the answer; it was compiled.
+    before: the end of the prompt that the answer continues; the constraint is of both together.
     """
 
     ids: list[int]
@@ -46,6 +47,7 @@ class TokenizedPrompt:
     tool_format: ToolFormat = HERMES
     thinking: ThinkingStart | None = None
     constraint: Constraint | None = None
+    before: str = ""
 
 
 class ActiveRequest:
@@ -100,6 +102,7 @@ class ActiveRequest:
                         len(prompt.ids), service.model.spec.vocab_size
                     ),
                     constraint=prompt.constraint,
+                    constrained_before=prompt.before,
                     max_draft_tokens=http_request.max_draft_tokens,
                     kept_special=service.kept_special(use, prompt),
                 )
@@ -343,14 +346,17 @@ class Service:
                 self.tokenizer,
                 request.turns,
                 [] if use is None else use.in_prompt,
-                request.template_variables,
+                request.template_variables | request.ending_variables,
             )
             thinking = None
             if use is None or not getattr(self.tokenizer, "response_schema", None):
                 template = get_chat_template(self.tokenizer) or ""
                 thinking = detect_thinking(self.tokenizer, template, ids)
             constraint = self._make_constraint(request, use, tool_format, thinking)
-            return [TokenizedPrompt(ids, "", tool_format, thinking, constraint)]
+            before = find_continued_text(self.tokenizer, ids, request.continued_text or "")
+            if thinking is not None:  # of which the constraint is not
+                before = "" if thinking.is_open else before.rpartition(thinking.form.end)[2].lstrip()
+            return [TokenizedPrompt(ids, "", tool_format, thinking, constraint, before)]
         assert isinstance(request, CompletionRequest)
         prompts, constraint = [], self._compile(request.constraint, "response_format")
         for given in request.prompts:

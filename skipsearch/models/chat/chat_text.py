@@ -58,18 +58,16 @@ def render_chat(
 
     messages: role and content of each turn. messages_noun: their name in errors. tools: JSON
     schemas, as for transformers' `apply_chat_template`. variables: others that the template may
-    read, such as `enable_thinking`; none of `OWN_VARIABLES`.
+    read, such as `enable_thinking`. With `add_generation_prompt` False the text ends before the
+    beginning of the answer; with `continue_final_message` True, too, it ends with the last message.
 
     Raises: ModelError if the template rejects them, or takes too long or too much memory."""
     way_out = "mend it, or remove it to give the model its prompts as they are"
     try:
         if _has_custom_chat_code(tokenizer):
-            options = dict(variables or {}) | ({} if tools is None else {"tools": list(tools)})
-            return str(
-                tokenizer.apply_chat_template(
-                    list(messages), add_generation_prompt=True, tokenize=False, **options
-                )
-            )
+            options = {"add_generation_prompt": True} | dict(variables or {})
+            options |= {} if tools is None else {"tools": list(tools)}
+            return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
         template = get_chat_template(tokenizer, tools) or ""
         turns = replace_unknown_roles(template, messages)
         return get_renderer().render(
@@ -149,6 +147,19 @@ def encode_chat(
         )
     text = render_chat(tokenizer, messages, tools=tools, variables=variables)
     return _encode(tokenizer, text, special=False)
+
+
+def find_continued_text(tokenizer: Any, ids: Sequence[int], text: str) -> str:
+    """Return the last message as a prompt ends with it, without white space at its start.
+
+    Templates may strip white space. ids: the prompt, rendered with `continue_final_message`.
+    text: the message.
+    """
+    text = text.lstrip()
+    tail = tokenizer.decode(  # a token is at least a byte
+        list(ids)[-len(text.encode("utf-8", "replace")) - 1 :], clean_up_tokenization_spaces=False
+    )
+    return text if tail.endswith(text) else text.rstrip()
 
 
 def _encode_rendered(tokenizer: Any, text: str, chat: bool) -> list[int]:

@@ -36,8 +36,7 @@ def main() -> None:
                 conversations=[request["messages"]],
                 tools=request["tools"],
                 chat_template=request["template"],
-                add_generation_prompt=True,
-                **request["variables"],
+                **{"add_generation_prompt": True, **request["variables"]},
             )
             if len(texts[0]) > MAX_PROMPT_CHARS:
                 raise ValueError(f"it makes {len(texts[0])} characters of a request")
