@@ -351,7 +351,7 @@ class Service:
             thinking = None
             if use is None or not getattr(self.tokenizer, "response_schema", None):
                 template = get_chat_template(self.tokenizer) or ""
-                thinking = detect_thinking(self.tokenizer, template, ids)
+                thinking = detect_thinking(self.tokenizer, template, ids, request.continued_text)
             constraint = self._make_constraint(request, use, tool_format, thinking)
             before = find_continued_text(self.tokenizer, ids, request.continued_text or "")
             if thinking is not None:  # of which the constraint is not

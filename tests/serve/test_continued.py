@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from helpers.threads import one_thread
 
+from skipsearch.models.chat.thinking import detect_thinking
 from skipsearch.serve.app import build_app
 from skipsearch.serve.service import Service
 
@@ -131,3 +132,16 @@ def test_a_complete_message_is_continued_with_nothing(client: TestClient) -> Non
     shape = {"type": "grammar", "grammar": 'start: "yes" | "no"'}
     said = {"role": "assistant", "content": "yes"}
     assert content(ask(client, USER, said, response_format=shape)) == ""
+
+
+@pytest.mark.parametrize(
+    ("begun", "is_open"),
+    [("<think>\nI was", True), ("<think>\nI was.\n</think>\nSo", False), ("So", False)],
+)
+def test_thinking_goes_on_where_the_message_ended_inside_it(
+    service: Service, begun: str, is_open: bool
+) -> None:
+    ids = service.tokenizer(begun).input_ids
+    start = detect_thinking(service.tokenizer, "<think></think>", ids, begun)
+    assert start is not None
+    assert (start.is_open, start.is_over) == (is_open, not is_open)

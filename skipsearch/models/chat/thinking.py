@@ -56,11 +56,12 @@ class ThinkingStart:
 
 
 def detect_thinking(
-    tokenizer: Any, template: str, prompt_ids: Sequence[int]
+    tokenizer: Any, template: str, prompt_ids: Sequence[int], continued_text: str | None = None
 ) -> ThinkingStart | None:
     """Return how the answer to a prompt begins; None if the model has no marks of thinking.
 
-    The marks are in the chat template, or are tokens of their own.
+    The marks are in the chat template, or are tokens of their own. continued_text: of the message
+    that the answer continues, which may have ended inside its thinking.
     """
     own_tokens = tokenizer.get_added_vocab()
     form = next(
@@ -68,6 +69,9 @@ def detect_thinking(
     )
     if form is None:
         return None
+    if continued_text:
+        is_open = form.begin in continued_text and form.end not in continued_text
+        return ThinkingStart(form, is_open, not is_open)
     prompt_end = str(tokenizer.decode(prompt_ids[-MAX_MARK_TOKENS:])).rstrip()
     return ThinkingStart(form, prompt_end.endswith(form.begin), prompt_end.endswith(form.end))
 
