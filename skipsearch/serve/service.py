@@ -354,8 +354,9 @@ class Service:
                 thinking = detect_thinking(self.tokenizer, template, ids, request.continued_text)
             constraint = self._make_constraint(request, use, tool_format, thinking)
             before = find_continued_text(self.tokenizer, ids, request.continued_text or "")
-            if thinking is not None:  # of which the constraint is not
-                before = "" if thinking.is_open else before.rpartition(thinking.form.end)[2].lstrip()
+            if thinking is not None:  # the constraint begins after it
+                answer = before.rpartition(thinking.form.end)[2]
+                before = "" if thinking.is_open else answer.lstrip()
             return [TokenizedPrompt(ids, "", tool_format, thinking, constraint, before)]
         assert isinstance(request, CompletionRequest)
         prompts, constraint = [], self._compile(request.constraint, "response_format")
