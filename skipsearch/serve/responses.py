@@ -92,10 +92,10 @@ class Choice:
             )
         text = (self.echo if not self.text else "") + ("" if self.hide_tokens else chunk.text or "")
         n_prompt = max(0, len(output.scores) - len(chunk.tokens))
-        asked, given = output.scores[:n_prompt], output.scores[n_prompt:]
-        scores = [self._places.place_prompt_token(score) for score in asked]
+        of_prompt, of_answer = output.scores[:n_prompt], output.scores[n_prompt:]
+        scores = [self._places.place_prompt_token(score) for score in of_prompt]
         if not self.hide_tokens:
-            scores += [self._places.place_answer_token(score) for score in given]
+            scores += [self._places.place_answer_token(score) for score in of_answer]
         thought, calls = "", list[dict[str, Any]]()
         is_last = chunk.finish_reason is not None
         if self.thinking is not None and self.thinking.may_think:
