@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -97,6 +97,13 @@ def serve(
             "http://localhost:3000; * allows all pages. May be repeated. Default: none.",
         ),
     ] = None,
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        typer.Option(
+            help="Sampling of requests that name none: auto takes what the model's "
+            "generation_config.json or GGUF file recommends; none takes OpenAI's defaults."
+        ),
+    ] = "auto",
     batch_passes: Annotated[
         bool,
         typer.Option(
@@ -129,8 +136,8 @@ def serve(
 
     Serve a model over OpenAI's API: /v1/models, /v1/completions and /v1/chat/completions, streaming
     or not. /health and /metrics (for Prometheus) say how it is doing, and / is a page that shows
-    tokens as they arrive. As in OpenAI's API, a request without a temperature is sampled at 1; ask
-    for 0 to get greedy text.
+    tokens as they arrive. A request without a temperature is sampled at the one that the model's
+    author recommends, else at 1 as in OpenAI's API; ask for 0 to get greedy text.
 
     SKIPSEARCH_API_KEY may hold the key that clients must send, or several with commas between them.
     Requests with the same key share the cache of common prompt beginnings. Ctrl-C or SIGTERM
@@ -179,6 +186,14 @@ def serve(
     )
     draft_bytes = 0 if loaded is None or loaded.measured is None else loaded.measured.draft_bytes
     err.print(describe_memory(adapter, limits, draft_bytes), style="dim")
+    sampling = adapter.spec.sampling_defaults if generation_config == "auto" else {}
+    if sampling:
+        named = ", ".join(f"{name} {value}" for name, value in sampling.items())
+        err.print(
+            f"requests that name no other have the model's own {named} (--generation-config none "
+            "turns that off)",
+            style="dim",
+        )
     with err.even_if_quiet():  # with --quiet too: the user needs the address
         run(
             decoder,
@@ -191,6 +206,7 @@ def serve(
                 f"serving {served_model_name or adapter.spec.id} at {address}; Ctrl-C ends it"
             ),
             cors_origins,
+            sampling,
         )
 
 

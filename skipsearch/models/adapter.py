@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -36,6 +36,9 @@ class ModelSpec:
     ragged_batches: bool = True  # texts of different lengths may share a pass
     # Layers whose K/V later layers read, too. Their attention is never skipped.
     lending_layers: frozenset[int] = frozenset()
+    # What the model's author recommends: `temperature`, `top_p`, `top_k`, `min_p` and
+    # `repetition_penalty`, those of them that are named.
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def dtype_name(self) -> str:

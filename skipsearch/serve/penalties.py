@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import log
 
 import torch
 from torch import Tensor
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+
+
+def repetition_penalty(penalty: float) -> Processor:
+    """Return the processor of one request that makes tokens of the text so far less likely.
+
+    Source: Keskar et al. 2019, "CTRL".
+    """
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    processor: Processor = RepetitionPenaltyLogitsProcessor(float(penalty))
+    return processor
 
 
 class Penalties:

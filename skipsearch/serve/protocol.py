@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
@@ -16,7 +16,7 @@ from skipsearch.core.constraint import Constraint
 from skipsearch.models.chat.template_sandbox import OWN_VARIABLES
 from skipsearch.serve.api_errors import APIError
 from skipsearch.serve.messages import FastList, Message, RequestPart, T, Text
-from skipsearch.serve.penalties import MinP, Penalties
+from skipsearch.serve.penalties import MinP, Penalties, Processor, repetition_penalty
 from skipsearch.serve.response_format import read_response_format
 from skipsearch.serve.tools import ToolUse, Turn, read_tools
 
@@ -101,7 +101,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "repetition_penalty": (1,),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -167,6 +166,7 @@ class BaseRequest(RequestPart):
     top_p: Annotated[float, Field(gt=0, le=1, strict=True)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1, strict=True)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100, strict=True)] | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=MAX_ANSWERS)] | None = None
     stop: Stops | None = None
     seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)] | None = None
@@ -211,6 +211,12 @@ class BaseRequest(RequestPart):
             supported[name] = value
         return supported
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        """Return the request with values for fields that it does not name."""
+        return self.model_copy(
+            update={name: value for name, value in defaults.items() if getattr(self, name) is None}
+        )
+
     @property
     def n_answers(self) -> int:
         """Answers to each prompt."""
@@ -227,7 +233,7 @@ class BaseRequest(RequestPart):
             "ignore_eos": bool(self.ignore_eos),
         }
 
-    def processors(self, prompt_tokens: int, vocab_size: int) -> tuple[Penalties | MinP, ...]:
+    def processors(self, prompt_tokens: int, vocab_size: int) -> tuple[Processor, ...]:
         """Return the processors of this request's logits.
 
         prompt_tokens: number of tokens of the prompt.
@@ -249,15 +255,15 @@ class BaseRequest(RequestPart):
                 )
             bias[int(token)] = value
         presence, frequency = self.presence_penalty or 0.0, self.frequency_penalty or 0.0
-        penalties = (
-            (Penalties(prompt_tokens, presence, frequency, bias),)
-            if presence or frequency or bias
-            else ()
-        )
         temperature = self.sampling_options["temperature"]
-        return (
-            (*penalties, MinP(self.min_p, temperature)) if self.min_p and temperature else penalties
-        )
+        chain = list[Processor]()
+        if self.repetition_penalty not in (None, 1):
+            chain.append(repetition_penalty(self.repetition_penalty))
+        if presence or frequency or bias:
+            chain.append(Penalties(prompt_tokens, presence, frequency, bias))
+        if self.min_p and temperature:
+            chain.append(MinP(self.min_p, temperature))
+        return tuple(chain)
 
     @property
     def is_plain(self) -> bool:

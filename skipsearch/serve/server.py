@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from math import ceil
+from typing import Any
 
 from skipsearch.decoding import Decoder
 from skipsearch.errors import SkipSearchError
@@ -39,6 +40,7 @@ def run_server(
     alias: str | None = None,
     on_ready: Callable[[str], None] = lambda address: None,
     cors_origins: Sequence[str] = (),
+    sampling_defaults: Mapping[str, Any] | None = None,
 ) -> None:
     """Run the server; blocks until it ends.
 
@@ -46,6 +48,7 @@ def run_server(
     alias: a second name that clients may use for the model.
     on_ready: called with the server's address when it accepts requests.
     cors_origins: sites whose pages may call the server from a browser.
+    sampling_defaults: values of fields that a request does not name.
 
     Raises: SkipSearchError if the address cannot be used or a library of `skipsearch[serve]` is
         missing; ModelError if the model cannot be served.
@@ -57,7 +60,8 @@ def run_server(
     from skipsearch.serve.connections import ACCEPT_BATCH, Connections, widen_queue
     from skipsearch.serve.service import Service
 
-    service = Service(decoder, APIKeys.from_environment(), limits, served_model_name, alias)
+    keys = APIKeys.from_environment()
+    service = Service(decoder, keys, limits, served_model_name, alias, sampling_defaults)
     app = build_app(service, local_only=is_loopback(host), cors_origins=cors_origins)
     connections = Connections(limits, on_refusal=lambda: service.metrics.record_refusal(503))
     # log_level: uvicorn warns of each request that is not HTTP, so clients could fill the disk.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
+
+from pydantic import ValidationError
 
 from skipsearch.constraints import compile_constraint
 from skipsearch.core.constraint import Constraint
@@ -184,7 +186,8 @@ class Service:
     """A decoder with all that serving it needs.
 
     served_model_name: the name that clients use for the model. alias: another such name.
-    context: tokens of a prompt and its answer.
+    context: tokens of a prompt and its answer. sampling_defaults: values of fields that a request
+    does not name.
     """
 
     def __init__(
@@ -194,6 +197,7 @@ class Service:
         limits: Limits,
         served_model_name: str | None = None,
         alias: str | None = None,
+        sampling_defaults: Mapping[str, Any] | None = None,
     ):
         model = decoder.model
         if model.tokenizer is None:
@@ -202,6 +206,8 @@ class Service:
                 "files beside its weights"
             )
         self.model, self.tokenizer, self.keys, self.limits = model, model.tokenizer, keys, limits
+        self.sampling_defaults = dict(sampling_defaults or {})
+        _check_sampling_defaults(self.sampling_defaults)
         self.name = served_model_name or model.spec.id
         self._names = {self.name, alias}
         self.context = limits.context_of(model.spec)
@@ -222,6 +228,7 @@ class Service:
     async def submit(self, request: BaseRequest, tenant: str) -> ActiveRequest:
         """Check a request and queue its jobs. Raises: APIError."""
         prompts = await self.tokenize_prompts(request)
+        request = request.with_defaults(self.sampling_defaults)
         try:
             active = ActiveRequest(self, request, prompts, tenant)
             await asyncio.to_thread(
@@ -373,6 +380,19 @@ def _prompt_error(request: BaseRequest, error: SkipSearchError) -> APIError:
     """Return the error for a prompt that cannot be decoded."""
     is_chat = isinstance(request, ChatCompletionRequest)
     return APIError(400, str(error), "messages" if is_chat else "prompt")
+
+
+def _check_sampling_defaults(defaults: Mapping[str, Any]) -> None:
+    """Raise ModelError for a value that a request may not have."""
+    try:
+        BaseRequest.model_validate(dict(defaults))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        raise ModelError(
+            f"the model's generation config has the {name} {defaults[name]!r} ({first['msg']}): "
+            "mend it, or start the server with --generation-config none"
+        ) from None
 
 
 def _logprob_options(request: BaseRequest) -> tuple[bool, int]:

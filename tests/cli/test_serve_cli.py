@@ -47,6 +47,7 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
         alias: str | None,
         ready: Any,
         cors_origins: list[str],
+        sampling: Any,
     ) -> None:
         handed.extend([decoder, host, port, limits, name, alias, cors_origins])
         ready("http://127.0.0.1:1234")

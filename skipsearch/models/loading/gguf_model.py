@@ -259,6 +259,7 @@ def _scale_rotary(file: GGUFFile, model: nn.Module) -> None:
 
 def _make_spec(file: GGUFFile, config: Any, dtype: torch.dtype) -> ModelSpec:
     from skipsearch.models.loading.config import parse_eos_ids
+    from skipsearch.models.loading.sampling_defaults import read_from_gguf
     from skipsearch.models.loading.weight_files import hash_config
 
     eos = [config.eos_token_id, *_list_end_tokens(file, config.vocab_size)]
@@ -276,6 +277,7 @@ def _make_spec(file: GGUFFile, config: Any, dtype: torch.dtype) -> ModelSpec:
         config_sha256=hash_config(config),
         eos_token_ids=parse_eos_ids(eos_ids, config.vocab_size, f"{file.name}: an end token"),
         n_devices=1,
+        sampling_defaults=read_from_gguf(file.metadata),
         quantization=name_quantization(file),
         weights_sha256=hash_weight_files(file.paths),
     )

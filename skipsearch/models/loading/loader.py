@@ -53,6 +53,7 @@ from skipsearch.models.loading.quantize import (
     name_with_activations,
     read_stored_quantization,
 )
+from skipsearch.models.loading.sampling_defaults import read_from_generation_config
 from skipsearch.models.loading.weight_files import (
     StoredTensor,
     hash_config,
@@ -375,6 +376,7 @@ def _make_spec(model: Any, config: Any, **identity: Any) -> ModelSpec:
         device=embedding.device,
         config_sha256=hash_config(config),
         eos_token_ids=_read_eos_ids(model, text),
+        sampling_defaults=read_from_generation_config(getattr(model, "generation_config", None)),
         n_devices=len({weight.device for weight in model.parameters()}),
         **identity,
     )
