@@ -73,7 +73,10 @@ PROSE = {
     "whosever": "of any owner",
 }
 # Packages in which a word is the field's own.
-FIELD_WORDS = {"told": ("searchers",)}  # Optuna: ask and tell
+FIELD_WORDS = {
+    "told": ("searchers",),  # Optuna: ask and tell
+    "with_pieces": ("serve",),  # a field of llama.cpp's server
+}
 # Files that every folder of their kind has, and names that their package makes clear.
 REPEATED_MODULES = {"__init__", "base", "spec", "session", "driver", "load", "task", "weights"}
 

@@ -12,6 +12,7 @@ Many requests wait and one thread decodes. A request passes through these module
     responses     makes OpenAI's responses and events from the rounds
     answer_parts  what other APIs than chat completions share
     openai_responses, anthropic_messages   those APIs, translated into chat completions
+    model_facts   what programs ask about the model and its tokenizer
     logprobs      log-probabilities of tokens, if a request asks for them
     penalties     processors for OpenAI's penalties, biases and min_p
 

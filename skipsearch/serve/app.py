@@ -18,9 +18,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+import skipsearch
 from skipsearch.serve.answer_parts import AnswerWriter, TranslatedAPI
 from skipsearch.serve.anthropic_messages import MESSAGES, MESSAGES_TO_COUNT, error_body
 from skipsearch.serve.api_errors import APIError
+from skipsearch.serve.model_facts import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    describe_server,
+    detokenize,
+    list_tags,
+    tokenize,
+)
 from skipsearch.serve.openai_responses import RESPONSES
 from skipsearch.serve.page import page_response
 from skipsearch.serve.protocol import ChatCompletionRequest, CompletionRequest, parse_request
@@ -164,6 +173,32 @@ def build_app(
             chat_request, _ = await _parse(body, MESSAGES_TO_COUNT.read_request)
             prompts = await service.tokenize_prompts(chat_request)
         return JSONResponse({"input_tokens": sum(len(prompt.ids) for prompt in prompts)})
+
+    @app.post("/tokenize")
+    async def tokens_of(request: Request) -> Response:
+        body, _ = await _read_request(service, request)
+        parsed = await _parse(body, partial(parse_request, TokenizeRequest))
+        return JSONResponse(await asyncio.to_thread(tokenize, service, parsed))
+
+    @app.post("/detokenize")
+    async def text_of(request: Request) -> Response:
+        body, _ = await _read_request(service, request)
+        parsed = await _parse(body, partial(parse_request, DetokenizeRequest))
+        return JSONResponse(await asyncio.to_thread(detokenize, service, parsed))
+
+    @app.get("/props")
+    async def props(request: Request) -> Response:
+        service.keys.authenticate(_authorization(request))
+        return JSONResponse(describe_server(service))
+
+    @app.get("/api/tags")
+    async def tags(request: Request) -> Response:
+        service.keys.authenticate(_authorization(request))
+        return JSONResponse(list_tags(service))
+
+    @app.get("/api/version")
+    async def version() -> Response:
+        return JSONResponse({"version": skipsearch.__version__})
 
     return app
 

@@ -439,7 +439,7 @@ class ChatCompletionRequest(BaseRequest):
         return [message.turn for message in self.messages]
 
 
-A = TypeVar("A", bound=BaseRequest)
+A = TypeVar("A", bound=RequestPart)
 
 
 def parse_request(

@@ -118,7 +118,7 @@ def encode_prompt(
     longer prompt loses the beginning of its text, but not of the template."""
     ids = _encode_rendered(tokenizer, text, chat)
     while max_tokens is not None and len(ids) > max_tokens:
-        end_ids = _encode(tokenizer, text, special=False)[len(ids) - max_tokens :]
+        end_ids = encode_text(tokenizer, text, special=False)[len(ids) - max_tokens :]
         if not end_ids:
             return ids[-max_tokens:]  # the template alone is too long
         end_text = tokenizer.decode(end_ids, clean_up_tokenization_spaces=False)
@@ -146,7 +146,7 @@ def encode_chat(
             "reads a conversation: give it a plain prompt"
         )
     text = render_chat(tokenizer, messages, tools=tools, variables=variables)
-    return _encode(tokenizer, text, special=False)
+    return encode_text(tokenizer, text, special=False)
 
 
 def find_continued_text(tokenizer: Any, ids: Sequence[int], text: str) -> str:
@@ -163,10 +163,14 @@ def find_continued_text(tokenizer: Any, ids: Sequence[int], text: str) -> str:
 
 
 def _encode_rendered(tokenizer: Any, text: str, chat: bool) -> list[int]:
-    return _encode(tokenizer, render_user_turn(tokenizer, text) if chat else text, special=not chat)
+    prompt = render_user_turn(tokenizer, text) if chat else text
+    return encode_text(tokenizer, prompt, special=not chat)
 
 
-def _encode(tokenizer: Any, text: str, special: bool) -> list[int]:
+def encode_text(tokenizer: Any, text: str, special: bool) -> list[int]:
+    """Return the token ids of a text. special: also the tokens that begin or end a text.
+
+    Raises: ModelError for a text that the tokenizer cannot read."""
     _refuse_surrogates(text)
     try:
         with panics_as_errors():
