@@ -212,6 +212,7 @@ class ResponseWriter:
         is_cut = self.active.choices[0].finish_reason == "length"
         usage = count_usage(self.active.choices, self.active.prompt_tokens)
         cached = usage["prompt_tokens_details"]["cached_tokens"]
+        thought = usage["completion_tokens_details"]["reasoning_tokens"]
         return self._response(
             "incomplete" if is_cut else "completed",
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
@@ -219,7 +220,7 @@ class ResponseWriter:
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": thought},
                 "total_tokens": usage["total_tokens"],
             },
             skipsearch=summarise_decoding(self.active.choices),

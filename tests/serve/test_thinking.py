@@ -178,6 +178,15 @@ def test_thinking_has_a_field_of_its_own(
     assert n_reasoning == len(encoded.input_ids) + n_end
 
 
+def test_the_responses_api_counts_the_thinking_and_answers_without_it(thinking: Any) -> None:
+    decoder, client, form = thinking
+    decoder.script = f"{form.begin}so it is{form.end}Yes"
+    response = client.post("/v1/responses", json={"input": "say it"}).json()
+    texts = [part["text"] for item in response["output"] for part in item.get("content") or []]
+    assert texts == ["Yes"]
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 2
+
+
 def test_thinking_that_the_limit_cuts_is_no_content(thinking: Any) -> None:
     decoder, client, form = thinking
     decoder.script = f"{form.begin}\n{'it goes on ' * 20}{form.end}Yes"
