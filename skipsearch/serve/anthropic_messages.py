@@ -63,13 +63,6 @@ def _translate(data: dict[str, Any]) -> dict[str, Any]:
         messages.append({"role": "system", "content": content})
     for message in read_list(data.pop("messages", None), "messages"):
         _add_message(messages, read_object(message, "a message", "messages"))
-    if messages and messages[-1]["role"] == "assistant":
-        raise APIError(
-            400,
-            "the last message is the assistant's; this server does not continue an answer: end "
-            "with a message of the user",
-            "messages",
-        )
     choice = read_object(data.pop("tool_choice", None) or {}, "tool_choice", "tool_choice")
     thinking = read_object(data.pop("thinking", None) or {}, "thinking", "thinking")
     if thinking.get("type") not in (None, "disabled"):
