@@ -1,88 +1,105 @@
-"""The forms in which models write calls of tools: how to ask for them, how to read them.
+"""The forms in which models write calls of tools: how to write them, and how to force them.
 
-A chat template shows which form its model was trained on. If a template has no place for
-tools, a system message lists them, in the form of Hermes.
+A form is data; `formats/` has one file for each. `call_reader.py` reads calls.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import regex as re
+
 from skipsearch.core.constraint import JSON_STYLE, Constraint
 
 Tool = Mapping[str, Any]  # as in OpenAI's field `tools`
-Turn = dict[str, Any]
 MAX_CALLS = 16  # of one answer that must call tools; a small model may not find an end
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+# A name in a call, which is not JSON text: no space, quote or bracket.
+NAME = r"""[^\s"'\\<>\[\]{}|,]{1,64}"""
+# Other parts of a call: as a model writes them, and as a grammar of llguidance does.
+IDS = {"$number": (r"\d+", "/[0-9]+/"), "$id": (r"[\w.:-]+", "/[a-zA-Z0-9]{9}/")}
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Arguments that are written as a list of fields, and not as JSON.
+
+    field: with `$key` and `$value`. separator: between fields. quote: a mark on both sides of a
+    text; without it, a text has no marks of its own.
+    """
+
+    field: str
+    separator: str = ""
+    quote: str = ""
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """The text before a key, between the key and the value, and after the value."""
+        before, rest = self.field.split("$key")
+        return (before, *rest.split("$value"))  # type: ignore[return-value]
+
+    def write(self, arguments: Mapping[str, Any]) -> str:
+        """Return arguments as the model writes them."""
+        return self.separator.join(
+            self.field.replace("$key", key).replace("$value", self._write_value(value))
+            for key, value in arguments.items()
+        )
+
+    def _write_value(self, value: Any) -> str:
+        if isinstance(value, str):
+            return f"{self.quote}{value}{self.quote}"
+        return json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class ToolFormat:
     """One form of calls.
 
-    begin, end: text before and after a call. marker: a text in the chat templates of its models.
-    starts: beginnings of a call in an answer, of which special tokens are no part; `at_start`: only
-    at the start of the answer. arguments_key: the key of a call's arguments. list_of_calls: all
-    calls are one JSON list.
+    call: a call with `$name` and `$arguments`. White space in it is optional when it is read.
+    template_marks: texts that the chat templates of its models have, all of them. also: other forms
+    of a call that are read. begin, separator, end: before, between and after the calls of an
+    answer. fields: None if arguments are JSON. fences: texts before and after JSON that is a call
+    if it fits a tool. dropped: an expression of text that is no content. trigger: a mark that tells
+    where calls begin in other text; "": none does.
     """
 
     name: str
-    marker: str
-    begin: str
-    end: str
-    starts: tuple[str, ...]
-    at_start: bool = False
-    arguments_key: str = "arguments"
-    list_of_calls: bool = False
+    call: str
+    template_marks: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    begin: str = ""
+    separator: str = ""
+    end: str = ""
+    fields: Fields | None = None
+    fences: tuple[tuple[str, str], ...] = ()
+    dropped: str = ""
+    trigger: str = ""
 
-    def write_call(self, name: str, arguments: Any) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return a call as the model writes it."""
-        call = {"name": name, self.arguments_key: arguments}
-        return f"{self.begin}{json.dumps(call, ensure_ascii=False)}{self.end}"
+        text = json.dumps(arguments, ensure_ascii=False)
+        if self.fields is not None:
+            text = self.fields.write(arguments)
+        call = self.call.replace("$number", "0").replace("$id", "a1b2c3d4e")
+        return call.replace("$name", name).replace("$arguments", text)
+
+    def write_calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Return calls (name, arguments) as the model writes them."""
+        return self.begin + self.separator.join(self.write_call(*one) for one in calls) + self.end
 
     def find_marks(self, tokenizer: Any) -> dict[str, int]:
         """Return the marks of the form that are tokens of their own, such as `<tool_call>`."""
-        texts = (self.begin, self.end, *self.starts)
+        fields = self.fields or Fields("$key$value")
+        texts = (self.call, *self.also, self.begin, self.end, fields.field, fields.quote)
+        dropped = self.dropped.replace("\\", "")
         return {
             token.content: i
             for i, token in tokenizer.added_tokens_decoder.items()
-            if any(token.content in text for text in texts)
+            if any(token.content in text for text in (*texts, dropped))
         }
-
-
-HERMES = ToolFormat(
-    "Hermes and Qwen", "<tool_call>", "<tool_call>\n", "\n</tool_call>", ("<tool_call>",)
-)
-MISTRAL = ToolFormat(
-    "Mistral", "[TOOL_CALLS]", "", "", ("[TOOL_CALLS]", "[{"), at_start=True, list_of_calls=True
-)
-LLAMA_3 = ToolFormat(
-    "Llama 3",
-    '"parameters"',
-    "",
-    "",
-    ("<|python_tag|>", "{"),
-    at_start=True,
-    arguments_key="parameters",
-)
-TOOL_FORMATS = (HERMES, MISTRAL, LLAMA_3)
-# Marks of forms that cannot be read yet. Their templates also have a mark of the table.
-UNKNOWN_FORMS = {
-    "[ARGS]": "Mistral's newer form",  # the arguments follow the bare name
-    "<function=": "Qwen3-Coder's XML",
-    "<arg_key>": "GLM's XML",
-}
-
-
-def detect_tool_format(template: str) -> ToolFormat | None:
-    """Return the form of calls that a chat template names; None if it names none of the table."""
-    if any(mark in template for mark in UNKNOWN_FORMS):
-        return None
-    return next((form for form in TOOL_FORMATS if form.marker in template), None)
 
 
 def call_constraint(
@@ -97,88 +114,129 @@ def call_constraint(
     """Return the constraint of an answer that calls tools.
 
     The arguments of a tool have the schema of its `parameters`. marks: texts of the form that are
-    tokens of their own, and their ids. several: there may be more than one
-    call. text_before: there may also be other text, and no call. answer_schema: instead of calls,
-    the answer may be JSON of this schema.
+    tokens of their own, and their ids. several: there may be more than one call. text_before: there
+    may also be other text, and no call. answer_schema: instead of calls, the answer may be JSON of
+    this schema.
     """
-    rules, names = list[str](), list[str]()
+    trigger = form.trigger if text_before else ""
+    call_text = form.call if form.begin else form.call.removeprefix(trigger)
+    grammar = _Grammar(form, marks)
     for i, tool in enumerate(tools):
-        function = tool["function"]
-        head = json.dumps({"name": function["name"], form.arguments_key: 0}, ensure_ascii=False)
-        rules.append(
-            f"f{i}: {_quote(head.removesuffix('0}'))} a{i} {_quote('}')}\n"
-            f"a{i}: {_json_rule(function.get('parameters') or ANY_OBJECT)}"
-        )
-        names.append(f"f{i}")
-    call = f"({' | '.join(names)})"
-    begin, end = _quote(form.begin, marks), _quote(form.end, marks)
+        grammar.add_call(f"f{i}", call_text, tool["function"])
+    call = f"({' | '.join(f'f{i}' for i in range(len(tools)))})"
+    more = f"({grammar.quote(form.separator)} {call}){{0,{MAX_CALLS - 1}}}"
+    calls = f"{call} {more if several and call_text == form.call else ''} {grammar.quote(form.end)}"
+    start = f"{grammar.quote(form.begin.removeprefix(trigger))} {calls}"
     if text_before:
-        trigger = form.starts[0]
-        after = _quote(form.begin[len(trigger) :], marks)
-        if trigger in marks:
-            trigger = f"TEXT {_quote(trigger, marks)}"
-        else:
-            rules.append(f"trigger[lazy]: TEXT {_quote(trigger)}")
-            trigger = "trigger"
-        start = f"({trigger} {after} {call} {end})* TEXT"
-        rules.append("TEXT: /(.|\\n)*/")
-    elif form.list_of_calls:
-        more = f'(", " {call}){{0,{MAX_CALLS - 1}}}' if several else ""
-        start = f'"[" {call} {more} "]"'
-    else:
-        one = f"{begin} {call} {end}"
-        separator = _quote("\n" if form.begin else "; ")
-        start = f"{one} ({separator} {one}){{0,{MAX_CALLS - 1}}}" if several else one
+        start = f"({grammar.text_until(trigger)} {start})* TEXT"
     if answer_schema is not None:
         start = f"{start} | answer"
-        rules.append(f"answer: {_json_rule(answer_schema)}")
-    return Constraint(grammar="\n".join(["%llguidance {}", f"start: {start}", *rules]))
+        grammar.rules.append(f"answer: {_json_rule(answer_schema)}")
+    return Constraint(grammar="\n".join(["%llguidance {}", f"start: {start}", *grammar.rules]))
+
+
+class _Grammar:
+    """The rules of a grammar of calls."""
+
+    def __init__(self, form: ToolFormat, marks: Mapping[str, int]):
+        self._form, self._marks = form, dict(marks)
+        self._any_mark = f"({'|'.join(re.escape(m) for m in sorted(marks, key=len, reverse=True))})"
+        self.rules = ["TEXT: /(.|\\n)*/"]
+
+    def quote(self, text: str) -> str:
+        """Return a text as a grammar names it: marks by their ids, the rest in quotes."""
+        parts = re.split(self._any_mark, text) if self._marks else [text]
+        return " ".join(
+            f"<[{self._marks[part]}]>" if part in self._marks else json.dumps(part)
+            for part in filter(None, parts)
+        )
+
+    def text_until(self, end: str) -> str:
+        """Return the name of a rule for any text up to `end`, which is included."""
+        if any(end.startswith(mark) for mark in self._marks):
+            return f"TEXT {self.quote(end)}"
+        rule = f"until{len(self.rules)}"
+        self.rules.append(f"{rule}[lazy]: TEXT {json.dumps(end)}")
+        return rule
+
+    def add_call(self, rule: str, call: str, function: Mapping[str, Any]) -> None:
+        """Add the rules of a call of one tool."""
+        parts = []
+        for part in re.split(r"(\$arguments|\$number|\$id)", call.replace("$name", function["name"])):
+            if part == "$arguments":
+                parts.append(f"{rule}_args")
+            else:
+                parts.append(IDS[part][1] if part in IDS else self.quote(part))
+        self.rules.append(f"{rule}: {' '.join(parts)}")
+        schema = function.get("parameters") or ANY_OBJECT
+        if self._form.fields is None:
+            self.rules.append(f"{rule}_args: {_json_rule(schema)}")
+        else:
+            self._add_fields(f"{rule}_args", self._form.fields, schema)
+
+    def _add_fields(self, rule: str, fields: Fields, schema: Mapping[str, Any]) -> None:
+        """Add the rules of arguments that are fields, in the order of the schema."""
+        before, between, after = map(self.quote, fields.parts)
+        properties, separator = schema.get("properties"), self.quote(fields.separator)
+        if properties is None:
+            key = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+            names, required = [f"{rule}_any"], list[str]()
+            self.rules.append(f"{names[0]}: {before} {key} {between} {self._value({})}")
+        else:
+            names = [f"{rule}{i}" for i in range(len(properties))]
+            required = [
+                name
+                for name, key in zip(names, properties, strict=True)
+                if key in (schema.get("required") or ())
+            ]
+            definitions = {k: schema[k] for k in ("$defs", "definitions") if k in schema}
+            for name, (key, value) in zip(names, properties.items(), strict=True):
+                value = self._value({**definitions, **value} if isinstance(value, dict) else {})
+                self.rules.append(f"{name}: {before} {json.dumps(key)} {between} {value}")
+        if properties is not None and not separator:
+            body = " ".join(name if name in required else f"{name}?" for name in names)
+        elif required:
+            body = f" {separator} ".join(required)
+            body += "".join(f" ({separator} {name})?" for name in names if name not in required)
+        elif names:
+            one = f"({' | '.join(names)})"
+            body = f"({one} ({separator} {one}){{0,{max(15, len(names))}}})?"
+        else:
+            body = '""'
+        self.rules.append(f"{rule}: {body}")
+
+    def _value(self, schema: Mapping[str, Any]) -> str:
+        """Return the rule of a value, and of what follows it in its field."""
+        fields = self._form.fields
+        assert fields is not None
+        quote, after = self.quote(fields.quote), fields.parts[2]
+        texts = schema.get("enum", [])
+        if texts and all(isinstance(text, str) for text in texts):
+            one = " | ".join(json.dumps(text) for text in texts)
+            return f"{quote} ({one}) {quote} {self.quote(after)}"
+        if is_text(schema):
+            if not fields.quote:
+                return self.text_until(after)
+            return f"{quote} {self.text_until(fields.quote)} {self.quote(after)}"
+        rule = f"json{len(self.rules)}"
+        self.rules.append(f"{rule}: {_json_rule(schema)}")
+        return f"{rule} {self.quote(after)}"
+
+
+def is_text(schema: Any) -> bool:
+    """Return whether a value of a schema is text, and needs no quotes to tell so."""
+    if not isinstance(schema, Mapping):
+        return True
+    kinds = schema.get("type")
+    if kinds is None:
+        choices = schema.get("anyOf") or schema.get("oneOf") or []
+        return any(is_text(choice) for choice in choices) if choices else not schema.keys() & _TYPED
+    return "string" in (kinds if isinstance(kinds, list) else [kinds])
+
+
+# Words of a schema without a type that say what its values are.
+_TYPED = {"enum", "const", "$ref", "allOf", "properties", "items", "minimum", "maximum"}
 
 
 def _json_rule(schema: Mapping[str, Any]) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
-
-
-def _quote(text: str, marks: Mapping[str, int] | None = None) -> str:
-    """Return a text as a grammar names it: marks by their ids, the rest in quotes."""
-    if not marks:
-        return json.dumps(text, ensure_ascii=False) if text else ""
-    parts = re.split(f"({'|'.join(map(re.escape, marks))})", text)
-    return " ".join(f"<[{marks[part]}]>" if part in marks else _quote(part) for part in parts)
-
-
-def describe_tools(turns: Sequence[Turn], tools: Sequence[Tool]) -> list[Turn]:
-    """Return a conversation for a template that has no place for tools.
-
-    The tools are listed in the system message, calls are part of the assistant's text, and results
-    are turns of the user.
-    """
-    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    example = HERMES.write_call("name of the tool", {"name of the parameter": "value"})
-    instructions = (
-        f"You can call these tools:\n{listed}\n\nTo call one, answer with its name and arguments "
-        f"in this form and nothing else:\n{example}"
-    )
-    described = list[Turn]()
-    for turn in turns:
-        content = turn.get("content") or ""
-        if turn["role"] == "tool":
-            described.append(
-                {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-            )
-        elif turn.get("tool_calls"):
-            calls = [
-                HERMES.write_call(call["function"].get("name", ""), call["function"]["arguments"])
-                for call in turn["tool_calls"]
-            ]
-            described.append(
-                {"role": turn["role"], "content": "\n".join(filter(None, [content, *calls]))}
-            )
-        else:
-            described.append(turn)
-    if not tools:
-        return described
-    if described and described[0]["role"] in ("system", "developer"):
-        first = described[0]
-        return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *described[1:]]
-    return [{"role": "system", "content": instructions}, *described]
