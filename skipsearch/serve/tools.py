@@ -16,16 +16,14 @@ from typing import Any
 from skipsearch.core.constraint import Constraint
 from skipsearch.errors import ModelError
 from skipsearch.models.chat.chat_text import encode_chat, get_chat_template
-from skipsearch.models.chat.tool_formats import (
-    ANY_OBJECT,
+from skipsearch.models.chat.described_tools import describe_tools
+from skipsearch.models.chat.formats import (
     HERMES,
     TOOL_FORMATS,
     UNKNOWN_FORMS,
-    ToolFormat,
-    call_constraint,
-    describe_tools,
     detect_tool_format,
 )
+from skipsearch.models.chat.tool_formats import ANY_OBJECT, ToolFormat, call_constraint
 from skipsearch.serve.api_errors import APIError
 
 MAX_TOOLS = 128
@@ -80,7 +78,7 @@ class ToolUse:
                 tools, form, marks, several=self.parallel, answer_schema=answer_schema
             )
         is_strict = any(tool["function"].get("strict") for tool in self.tools)
-        if is_strict and form.begin:  # without a tag nothing tells where a call begins
+        if is_strict and form.trigger:  # without a mark nothing tells where a call begins
             return call_constraint(tools, form, marks, text_before=True)
         return None
 
@@ -237,14 +235,14 @@ def render_prompt_ids(
         return encode(describe_tools(turns, tools)), HERMES
     template = get_chat_template(tokenizer, tools or None) or ""
     form = detect_tool_format(template)
-    if tools and form is None and not getattr(tokenizer, "response_schema", None):
+    if tools and form is None and not getattr(tokenizer, "response_template", None):
         known = ", ".join(form.name for form in TOOL_FORMATS)
         unknown = [name for mark, name in UNKNOWN_FORMS.items() if mark in template]
         raise APIError(
             400,
             f"this model writes calls of tools in {', '.join(unknown) or 'a form'} "
             f"that this server cannot read (it reads {known}, and tokenizers with a "
-            "response_schema): leave tools out",
+            "response_template): leave tools out",
             "tools",
             "unknown_tool_format",
         )

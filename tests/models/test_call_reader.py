@@ -11,16 +11,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.models.chat.call_reader import CallDelta, CallReader, SchemaCallReader, merge_deltas
-from skipsearch.models.chat.tool_formats import (
-    HERMES,
-    LLAMA_3,
-    MISTRAL,
-    TOOL_FORMATS,
-    ToolFormat,
-    detect_tool_format,
-)
+from skipsearch.models.chat.formats import HERMES, TOOL_FORMATS, ToolFormat, detect_tool_format
 
 Calls = dict[int, tuple[str, str]]
+FORMS = {form.name: form for form in TOOL_FORMATS}
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "string"},
+                    "n": {"type": "integer"},
+                    "b": {"type": "boolean"},
+                    "list": {"type": "array", "items": {"type": "string"}},
+                    "kind": {"enum": ["x", "7"]},
+                    "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                },
+                "required": ["a"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "g"}},
+]
 
 
 def read(reader: Any, parts: list[str]) -> tuple[str, Calls]:
@@ -36,50 +51,213 @@ def read(reader: Any, parts: list[str]) -> tuple[str, Calls]:
 
 
 NESTED = '{"a": "}\\"<tool_call>[{", "b": [1, {"c": 2}]}'
-ANSWERS: list[tuple[ToolFormat, str, str, Calls]] = [
+# (form, answer, content, calls)
+ANSWERS: list[tuple[str, str, str, Calls]] = [
     (
-        HERMES,
+        "Hermes and Qwen",
         f'Wait.\n<tool_call>\n{{"name": "f", "arguments": {NESTED}}}\n</tool_call>\n'
         '<tool_call>\n{"arguments": {"x": 1}, "name": "g"}\n</tool_call>',
         "Wait.",
         {0: ("f", NESTED), 1: ("g", '{"x": 1}')},
     ),
-    (HERMES, "a < b, <tool and </tool_call>", "a < b, <tool and </tool_call>", {}),
-    (HERMES, "<tool_call>\nno JSON\n</tool_call>", "<tool_call>\nno JSON\n</tool_call>", {}),
+    ("Hermes and Qwen", "a < b, <tool and </tool_call>", "a < b, <tool and </tool_call>", {}),
     (
-        HERMES,
+        "Hermes and Qwen",
+        "<tool_call>\nno JSON\n</tool_call>",
+        "<tool_call>\nno JSON\n</tool_call>",
+        {},
+    ),
+    (
+        "Hermes and Qwen",
         '<tool_call>{"name": "\\q", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "\\q", "arguments": {}}</tool_call>',
         {},
     ),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1', "", {0: ("f", '{"a": 1')}),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {}}', "", {0: ("f", "{}")}),
-    (LLAMA_3, '{"name": "f", "parameters": {"a": 1}}', "", {0: ("f", '{"a": 1}')}),
+    ("Hermes and Qwen", '<tool_call>{"name": "f", "arguments": {"a": 1', "", {0: ("f", '{"a": 1')}),
+    ("Hermes and Qwen", '<tool_call>{"name": "f", "arguments": {}}', "", {0: ("f", "{}")}),
+    (  # a limit cut the second call off
+        "Hermes and Qwen",
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>\n{"name": "g',
+        "",
+        {0: ("f", "{}")},
+    ),
     (
-        LLAMA_3,
-        '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}',
+        "Llama 3",
+        '{"name": "f", "parameters": {}}; {"name": "g',
+        "",
+        {0: ("f", "{}")},
+    ),
+    ("Hermes and Qwen", '<tool_call>{"name": "g"}</tool_call>', "", {0: ("g", "{}")}),
+    (
+        "Hermes and Qwen",
+        '<tool_call>\n{{"name": "g", "arguments": {"x": 1}}}\n</tool_call>',
+        "",
+        {0: ("g", '{"x": 1}')},
+    ),
+    # Calls without tags are read if they fit a tool.
+    (
+        "Hermes and Qwen",
+        '```json\n{\n  "name": "f",\n  "arguments": {\n    "a": "```"\n  }\n}\n```',
+        "",
+        {0: ("f", '{"a": "```"}')},
+    ),
+    (
+        "Hermes and Qwen",
+        'I do.\n```json\n{"name": "g", "arguments": {}}\n{"name": "f", "arguments": {"a": "x"}}\n'
+        "```\nDone.",
+        "I do.\nDone.",
+        {0: ("g", "{}"), 1: ("f", '{"a": "x"}')},
+    ),
+    ("Hermes and Qwen", '{"name": "g", "arguments": {"x": 1}}', "", {0: ("g", '{"x": 1}')}),
+    *(
+        ("Hermes and Qwen", text, text, Calls())
+        for text in (
+            '```json\n{"name": "f", "arguments": {"n": 1}}\n```',  # `a` is missing
+            '```json\n{"name": "h", "arguments": {}}\n``` is JSON',  # no tool has this name
+            '```json\n{"name": "Ada", "age": 36}\n```',
+            '```json\n{"name": "g", "arguments": {"x": ',
+            "```python\nprint(1)\n```",
+            '{"name": "Ada"} and {"name": "g", "arguments": {}}',
+        )
+    ),
+    (
+        "Qwen3-Coder",
+        "So.\n<tool_call>\n<function=f>\n<parameter=a>\nif x < 3:\n    pass\n\n</parameter>\n"
+        "<parameter=n>\n7\n</parameter>\n<parameter=b>\nTrue\n</parameter>\n"
+        '<parameter=list>\n["x"]\n</parameter>\n</function>\n</tool_call>\n'
+        "<tool_call>\n<function=g>\n</function>\n</tool_call>",
+        "So.",
+        {
+            0: ("f", '{"a": "if x < 3:\\n    pass\\n", "n": 7, "b": true, "list": ["x"]}'),
+            1: ("g", "{}"),
+        },
+    ),
+    (  # the model forgets the first tag
+        "Qwen3-Coder",
+        "<function=f>\n<parameter=a>\n7\n</parameter>\n</function>\n</tool_call>",
+        "",
+        {0: ("f", '{"a": "7"}')},
+    ),
+    ("Qwen3-Coder", "The tag <tool_call> is a tag.", "The tag <tool_call> is a tag.", {}),
+    (
+        "GLM",
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>7</arg_value>\n<arg_key>kind</arg_key>\n"
+        "<arg_value>7</arg_value>\n<arg_key>maybe</arg_key>\n<arg_value>null</arg_value>\n"
+        "</tool_call><tool_call>g</tool_call>",
+        "",
+        {0: ("f", '{"a": "7", "kind": "7", "maybe": null}'), 1: ("g", "{}")},
+    ),
+    (
+        "GLM",
+        "<tool_call>f<arg_key>n</arg_key><arg_value>7</arg_value></tool_call>",
+        "",
+        {0: ("f", '{"n": 7}')},
+    ),
+    ("Llama 3", '{"name": "f", "parameters": {"a": 1}}', "", {0: ("f", '{"a": 1}')}),
+    (
+        "Llama 3",
+        '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}; '
+        '{"name": "g", "parameters": {}}',
         "",
         {0: ("f", "{}"), 1: ("g", "{}")},
     ),
-    (LLAMA_3, 'It is {"name": 1}', 'It is {"name": 1}', {}),
-    (LLAMA_3, '{"answer": 42}', '{"answer": 42}', {}),
+    ("Llama 3", 'It is {"name": 1}', 'It is {"name": 1}', {}),
+    ("Llama 3", '{"answer": 42}', '{"answer": 42}', {}),
     (
-        MISTRAL,
-        '[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+        "Mistral",
+        '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
         "",
         {0: ("f", '{"a": 1}'), 1: ("g", "{}")},
     ),
-    (MISTRAL, "[1, 2] is a list", "[1, 2] is a list", {}),
+    ("Mistral", '[{"name": "f", "arguments": {"a": 1}}]', "", {0: ("f", '{"a": 1}')}),
+    ("Mistral", "[1, 2] is a list", "[1, 2] is a list", {}),
+    (
+        "Mistral with [ARGS]",
+        'Yes.[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}',
+        "Yes.",
+        {0: ("f", '{"a": 1}'), 1: ("g", "{}")},
+    ),
+    (
+        "Mistral with [CALL_ID]",
+        '[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"a": 1}',
+        "",
+        {0: ("f", '{"a": 1}')},
+    ),
+    (
+        "DeepSeek V3",
+        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+        '{"a": "```"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n'
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "I look.",
+        {0: ("f", '{"a": "```"}'), 1: ("g", "{}")},
+    ),
+    (
+        "DeepSeek V3.1",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        {0: ("f", '{"a": 1}'), 1: ("g", "{}")},
+    ),
+    (
+        "Kimi K2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+        '{"a": 1}<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "",
+        {0: ("f", '{"a": 1}'), 1: ("g", "{}")},
+    ),
+    (
+        "gpt-oss",
+        "<|channel|>analysis<|message|>A call of f.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>',
+        "",
+        {0: ("f", '{"a": 1}')},
+    ),
+    (
+        "gpt-oss",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f"
+        "<|channel|>commentary json<|message|>{}<|call|>",
+        "I look.",
+        {0: ("f", "{}")},
+    ),
+    (
+        "gpt-oss",
+        "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>"
+        "It is 4.<|return|>",
+        "It is 4.",
+        {},
+    ),
+    (
+        "FunctionGemma",
+        '<start_function_call>call:f{a:<escape>it\'s {a: 1}, "b"<escape>,n:7,'
+        "list:[<escape>x<escape>]}<end_function_call>"
+        "<start_function_call>call:g{}<end_function_call>",
+        "",
+        {0: ("f", '{"a": "it\'s {a: 1}, \\"b\\"", "n": 7, "list": ["x"]}'), 1: ("g", "{}")},
+    ),
+    (
+        "Gemma 4",
+        '<|tool_call>call:f{a:<|"|>x<|"|>,o:{k:true,l:<|"|>y<|"|>}}<tool_call|>',
+        "",
+        {0: ("f", '{"a": "x", "o": {"k": true, "l": "y"}}')},
+    ),
+    ("Gemma 4", "<|tool_call>call:f{a:<tool_call|> no", "<|tool_call>call:f{a:<tool_call|> no", {}),
 ]
 
 
 @pytest.mark.parametrize(
-    ("form", "answer", "content", "calls"), ANSWERS, ids=lambda value: f"{value!s:.30}"
+    ("name", "answer", "content", "calls"), ANSWERS, ids=lambda value: f"{value!s:.30}"
 )
 def test_content_and_calls_do_not_depend_on_the_parts(
-    form: ToolFormat, answer: str, content: str, calls: Calls
+    name: str, answer: str, content: str, calls: Calls
 ) -> None:
-    @with_examples(60)
+    def check(parts: list[str]) -> None:
+        assert read(CallReader(FORMS[name], tools=TOOLS), parts) == (content, calls)
+
+    check([answer])
+    check(list(answer))
+
+    @with_examples(20)
     @given(st.lists(st.integers(1, 12), min_size=len(answer), max_size=len(answer)))
     def holds(sizes: list[int]) -> None:
         parts, at = [], 0
@@ -88,19 +266,41 @@ def test_content_and_calls_do_not_depend_on_the_parts(
             at += size
             if at >= len(answer):
                 break
-        assert read(CallReader(form), parts) == (content, calls)
+        check(parts)
 
     holds()
-    assert read(CallReader(form), [answer]) == (content, calls)
+
+
+def test_every_form_has_a_recorded_answer() -> None:
+    assert {name for name, *_ in ANSWERS} == FORMS.keys()
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS, ids=lambda form: form.name)
-def test_a_call_that_a_form_writes_is_read_back(form: ToolFormat) -> None:
-    written = form.write_call("f", {"text": 'é " } ]', "n": [1, None]})
-    answer = f"[{written}]" if form.list_of_calls else written
-    _, calls = read(CallReader(form), list(answer))
-    name, arguments = calls[0]
-    assert (name, json.loads(arguments)) == ("f", {"text": 'é " } ]', "n": [1, None]})
+def test_calls_that_a_form_writes_are_read_back(form: ToolFormat) -> None:
+    arguments = {"a": 'é " } ] \n', "n": 3, "list": ["x, y", "z"]}
+    written = form.write_calls([("f", arguments), ("g", {})])
+    content, calls = read(CallReader(form, tools=TOOLS), list(written))
+    assert content == ""
+    assert [(name, json.loads(text)) for name, text in calls.values()] == [
+        ("f", arguments),
+        ("g", {}),
+    ]
+
+
+def test_arguments_in_json_are_returned_while_they_grow() -> None:
+    reader, seen = CallReader(HERMES), ""
+    for character in '<tool_call>\n{"name": "f", "arguments": {"a": "long tex':
+        seen += "".join(delta.arguments for delta in reader.feed(character)[1])
+    assert seen == '{"a": "long tex'
+
+
+def test_fenced_text_is_held_back_only_until_it_is_decided() -> None:
+    reader = CallReader(HERMES, tools=TOOLS)
+    assert reader.feed("```json\n")[0] == ""
+    assert reader.feed('{"name": "Ada", ')[0] == ""
+    assert reader.feed('"age": 36}')[0] == '```json\n{"name": "Ada", "age": 36}'
+    assert CallReader(HERMES, tools=TOOLS).feed("```python\nx")[0] == "```python\nx"
+    assert CallReader(HERMES).feed('```json\n{"name": "g", "arguments": {')[0] != ""
 
 
 def test_calls_beyond_the_limit_are_dropped() -> None:
@@ -108,23 +308,35 @@ def test_calls_beyond_the_limit_are_dropped() -> None:
     assert read(CallReader(HERMES, max_calls=1), [answer]) == ("", {0: ("a", "{}")})
 
 
-def test_a_template_names_its_form() -> None:
-    assert detect_tool_format("… <tool_call> …") is HERMES
-    assert detect_tool_format("… [TOOL_CALLS] …") is MISTRAL
-    assert detect_tool_format('… "parameters" …') is LLAMA_3
-    assert detect_tool_format("[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}") is None
+TEMPLATES = {
+    "Hermes and Qwen": '<tool_call>\n{"name": <function-name>}\n</tool_call> {"parameters": {}}',
+    "Qwen3-Coder": "<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>\n{{ value }}",
+    "GLM": "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}",
+    "Llama 3": 'Respond in the format {"name": function name, "parameters": dictionary}',
+    "Mistral": '{{ "[TOOL_CALLS][" }}{% for call in calls %}{{ call | tojson }}',
+    "Mistral with [ARGS]": "[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}",
+    "Mistral with [CALL_ID]": "[TOOL_CALLS]{{ name }}[CALL_ID]{{ id }}[ARGS]{{ arguments }}",
+    "DeepSeek V3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ type }}<｜tool▁sep｜>\n```json",
+    "DeepSeek V3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>",
+    "Kimi K2": "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}",
+    "gpt-oss": "<|start|>assistant to={{ 'functions.' + name }}<|channel|>commentary json",
+    "FunctionGemma": "<start_function_call>call:{{ name }}{",
+    "Gemma 4": "<|tool_call>call:{{ name }}{ <tool_call|>",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_template_names_its_form(name: str) -> None:
+    form = detect_tool_format(f"{{{{ tools }}}} {TEMPLATES[name]}")
+    assert form is not None
+    assert form.name == name
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        "<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>\n{{ value }}\n</parameter>",
-        "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}</arg_value>",
-    ],
+    "template", ["{{ messages }}", '<invoke name="f"> <tool_call>', '｜DSML｜ "parameters"']
 )
-def test_calls_in_xml_are_not_taken_for_those_of_hermes(call: str) -> None:
-    assert detect_tool_format(call) is None
-    assert detect_tool_format("{{ messages }}") is None
+def test_a_template_of_another_form_names_none(template: str) -> None:
+    assert detect_tool_format(template) is None
 
 
 def test_one_event_has_one_delta_of_a_call() -> None:
@@ -133,15 +345,15 @@ def test_one_event_has_one_delta_of_a_call() -> None:
 
 
 class Parsing:
-    """A tokenizer with a response schema, as transformers has it."""
+    """A tokenizer with a response template, as transformers has it."""
 
-    def parse_response(self, text: str) -> dict[str, Any]:
+    def parse_response(self, text: str, *, prefix: str, tools: list[Any]) -> dict[str, Any]:
         before, _, name = text.partition("!")
         if not name:
             raise ValueError(text)
         return {"content": before, "tool_calls": [{"function": {"name": name, "arguments": {}}}]}
 
 
-def test_a_tokenizers_own_response_schema_reads_the_complete_answer() -> None:
+def test_a_tokenizers_own_response_template_reads_the_complete_answer() -> None:
     assert read(SchemaCallReader(Parsing()), ["so", "!f"]) == ("so", {0: ("f", "{}")})
     assert read(SchemaCallReader(Parsing()), ["no ", "call"]) == ("no call", {})

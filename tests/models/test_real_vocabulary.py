@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from skipsearch.constraints import compile_constraint
-from skipsearch.models.chat.tool_formats import HERMES, call_constraint
+from skipsearch.models.chat.formats import HERMES
+from skipsearch.models.chat.tool_formats import call_constraint
 from skipsearch.models.loading.aliases import MODELS_FOLDER
 from skipsearch.models.loading.gguf_model import read_gguf_tokenizer
 

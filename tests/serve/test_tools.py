@@ -17,7 +17,7 @@ from helpers.tiny import FullModel, tiny_llama
 
 from skipsearch.decoding import Decoder
 from skipsearch.models import adapt
-from skipsearch.models.chat.tool_formats import describe_tools
+from skipsearch.models.chat.described_tools import describe_tools
 from skipsearch.serve.app import build_app
 from skipsearch.serve.auth import APIKeys
 from skipsearch.serve.service import Service
@@ -297,9 +297,10 @@ def test_a_template_without_tools_shows_them_in_a_system_message(without: TestCl
 
 
 def test_a_template_with_calls_of_an_unknown_form_is_refused_by_name() -> None:
-    client = client_of(WITH_TOOLS.replace("tool_call>", "invoke>"))
-    check_refused(ask(next(client), tools=TOOLS), "tools", "in a form that this server cannot read")
-    client.close()
+    for tag, named in (("tag>", "in a form that this server cannot read"), ("invoke>", "MiniMax")):
+        client = client_of(WITH_TOOLS.replace("tool_call>", tag))
+        check_refused(ask(next(client), tools=TOOLS), "tools", named)
+        client.close()
 
 
 def test_a_completion_takes_no_tools(client: TestClient) -> None:

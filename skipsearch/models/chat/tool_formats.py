@@ -78,7 +78,7 @@ class ToolFormat:
     dropped: str = ""
     trigger: str = ""
 
-    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def write_call(self, name: str, arguments: Any) -> str:
         """Return a call as the model writes it."""
         text = json.dumps(arguments, ensure_ascii=False)
         if self.fields is not None:
@@ -86,7 +86,7 @@ class ToolFormat:
         call = self.call.replace("$number", "0").replace("$id", "a1b2c3d4e")
         return call.replace("$name", name).replace("$arguments", text)
 
-    def write_calls(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    def write_calls(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Return calls (name, arguments) as the model writes them."""
         return self.begin + self.separator.join(self.write_call(*one) for one in calls) + self.end
 
@@ -161,8 +161,8 @@ class _Grammar:
 
     def add_call(self, rule: str, call: str, function: Mapping[str, Any]) -> None:
         """Add the rules of a call of one tool."""
-        parts = []
-        for part in re.split(r"(\$arguments|\$number|\$id)", call.replace("$name", function["name"])):
+        parts, named = list[str](), call.replace("$name", function["name"])
+        for part in re.split(r"(\$arguments|\$number|\$id)", named):
             if part == "$arguments":
                 parts.append(f"{rule}_args")
             else:
@@ -176,7 +176,7 @@ class _Grammar:
 
     def _add_fields(self, rule: str, fields: Fields, schema: Mapping[str, Any]) -> None:
         """Add the rules of arguments that are fields, in the order of the schema."""
-        before, between, after = map(self.quote, fields.parts)
+        before, between = map(self.quote, fields.parts[:2])
         properties, separator = schema.get("properties"), self.quote(fields.separator)
         if properties is None:
             key = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"

@@ -14,7 +14,7 @@ from skipsearch.models.chat.formats.mistral import MISTRAL, MISTRAL_ARGS, MISTRA
 from skipsearch.models.chat.formats.qwen3_coder import QWEN3_CODER
 from skipsearch.models.chat.tool_formats import ToolFormat
 
-# A form whose marks are part of another's stands before it.
+# A form comes before those whose marks its templates also have.
 TOOL_FORMATS = (
     QWEN3_CODER,
     GLM,
