@@ -1,20 +1,21 @@
 """A strict reader for a small part of YAML: one document of maps, lists and scalars.
 
-Profiles and tasks are read by it. It works on the parser's events, so no object is constructed at
-the request of a file. Scalars follow YAML 1.2's JSON schema: `true`, `false`, `null` and JSON's
-numbers. Every other plain scalar is text, dates, `012`, `1:30` and `yes` included. If the schema
-expects a number there, it rejects the text.
+Profiles and tasks are read by it. It is PyYAML's safe loader with more rules. Scalars follow YAML
+1.2's JSON schema: `true`, `false`, `null` and JSON's numbers. Every other plain scalar is text,
+dates, `012`, `1:30` and `yes` included. If the schema expects a number there, it rejects the text.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from skipsearch.errors import ProfileError, SkipSearchError
 
@@ -22,6 +23,8 @@ MAX_BYTES = 64 * 1024
 MAX_DEPTH = 8
 MAX_NODES = 8192  # limits the time of a hostile file; a profile of 1024 layers has about 2200
 _MAX_DIGITS = 40
+_LITERALS = ("null", "true", "false")
+_WRITE_OUT = "write the value out"
 
 KeyPath = tuple[str | int, ...]
 # libyaml, if PyYAML was built with it, is 20 times faster.
@@ -30,7 +33,6 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _OTHER_SPELLING = re.compile(
     r"~|[Nn]ull|NULL|[Tt]rue|TRUE|[Ff]alse|FALSE|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)|"
 )
-_LITERALS: dict[str, bool | None] = {"null": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,27 @@ def read_yaml(content: bytes, name: str, file_kind: FileKind = PROFILE_FILE) -> 
             f"{format_location(name, line)}: byte {error.start} is not UTF-8; save the file as "
             "UTF-8"
         ) from None
-    return _EventReader(text, name, file_kind).read()
+    problem_line: int | None = None
+    try:
+        loader = _Loader(text, name, file_kind)
+        root = loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        problem_line = text.count("\n", 0, error.position) + 1
+        problem = "it holds a control character"
+    except yaml.MarkedYAMLError as error:
+        problem_line = error.problem_mark.line + 1 if error.problem_mark else None
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        problem = str(error)  # ValueError, OverflowError: an escape beyond the parser's range
+    else:
+        if root is not None:
+            return Document(loader.construct_document(root), loader.lines)
+        raise file_kind.error(
+            f"{name}: the file is empty; a {file_kind.noun} is a map that starts with "
+            f"{file_kind.first_key}"
+        )
+    problem = make_printable(" ".join(problem.split()), 200)
+    raise file_kind.error(f"{format_location(name, problem_line)}: this is not YAML: {problem}")
 
 
 def is_plain_text(text: str) -> bool:
@@ -112,156 +134,100 @@ def is_plain_text(text: str) -> bool:
     return not (text in _LITERALS or _NUMBER.fullmatch(text) or _OTHER_SPELLING.fullmatch(text))
 
 
-class _EventReader:
-    """A reader that builds plain values from YAML parser events.
+class _Loader(Composer, SafeConstructor, Resolver):
+    """PyYAML's safe loader without anchors, tags and other features beyond maps, lists and scalars.
 
-    It rejects anchors, aliases, tags and other features beyond maps, lists and scalars.
+    It checks the parser's events while it composes nodes, so that an error has a line and a key
+    path, and nothing is constructed of a file that breaks a rule.
     """
 
+    yaml_implicit_resolvers = {}  # noqa: RUF012
+
     def __init__(self, text: str, name: str, file_kind: FileKind) -> None:
+        for base in (Composer, SafeConstructor, Resolver):
+            base.__init__(self)
+        parser = _PARSER(text)
+        self.check_event, self.peek_event = parser.check_event, parser.peek_event
+        self.get_event = parser.get_event
         self.name, self.file_kind = name, file_kind
-        self.events: Iterator[Any] = self._parse_events(text)
-        self.document = Document()
-        self.n_nodes = 0
+        self.lines: dict[KeyPath, int] = {}
+        self.path: KeyPath = ()
+        self.depth = self.n_nodes = 0
 
-    def _parse_events(self, text: str) -> Iterator[Any]:
-        try:
-            yield from yaml.parse(text, Loader=_PARSER)
-        except yaml.MarkedYAMLError as error:
-            problem = _shorten_problem(error.problem or error.context)
-            line = error.problem_mark.line + 1 if error.problem_mark else None
-            raise self.file_kind.error(
-                f"{format_location(self.name, line)}: this is not YAML: {problem}"
-            ) from None
-        except yaml.reader.ReaderError as error:
-            line = text.count("\n", 0, error.position) + 1
-            raise self.file_kind.error(
-                f"{format_location(self.name, line)}: this is not YAML: it holds a control "
-                "character"
-            ) from None
-        except (
-            yaml.YAMLError,
-            ValueError,
-            OverflowError,
-        ) as error:  # ValueError, OverflowError: an escape beyond the parser's range
-            raise self.file_kind.error(
-                f"{self.name}: this is not YAML: {_shorten_problem(error)}"
-            ) from None
-
-    def read(self) -> Document:
-        next(self.events)  # the stream itself
-        start = next(self.events)
-        if isinstance(start, yaml.StreamEndEvent):
-            raise self.file_kind.error(
-                f"{self.name}: the file is empty; a {self.file_kind.noun} is a map that starts "
-                "with "
-                f"{self.file_kind.first_key}"
-            )
+    def compose_document(self) -> Any:
+        start = self.peek_event()
         if start.version or start.tags:
-            raise self._make_error(start, (), "directives (`%…`) are not allowed")
-        self.document.data = self._read_value(next(self.events), (), 1)
-        next(self.events)  # the document's end
-        after = next(self.events)
-        if not isinstance(after, yaml.StreamEndEvent):
-            raise self._make_error(
-                after, (), f"a second document starts here; a {self.file_kind.noun} is one document"
-            )
-        return self.document
+            raise self._make_error(start, "directives (`%…`) are not allowed")
+        return super().compose_document()
 
-    def _read_value(self, event: Any, path: KeyPath, depth: int) -> Any:
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Compose one node. index: its place in a list; the key's node in a map; None for a key."""
+        event, outer_path = self.peek_event(), self.path
+        if isinstance(index, yaml.Node):
+            if index.tag != "tag:yaml.org,2002:str":
+                raise self._make_error(index, "a key must be a word")
+            self.path = (*outer_path, index.value)
+            if self.path in self.lines:
+                raise self._make_error(index, "this key is written twice; keep one")
+            self.lines[self.path] = index.start_mark.line + 1
+        elif index is not None:
+            self.path = (*outer_path, index)
+        self.lines.setdefault(self.path, event.start_mark.line + 1)
         self.n_nodes += 1
-        self.document.lines[path] = event.start_mark.line + 1
+        self.depth += 1
+        if problem := self._find_problem(event):
+            raise self._make_error(event, problem)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        self.path = outer_path
+        return node
+
+    def _find_problem(self, event: Any) -> str:
+        """Return the rule that the node of this event breaks; an empty text if none."""
         if isinstance(event, yaml.AliasEvent):
-            raise self._make_error(
-                event,
-                path,
-                f"aliases (`*{make_printable(str(event.anchor))}`) are not allowed; write the "
-                "value out",
-            )
+            return f"aliases (`*{make_printable(str(event.anchor))}`) are not allowed; {_WRITE_OUT}"
         if event.anchor is not None:
-            raise self._make_error(
-                event,
-                path,
-                f"anchors (`&{make_printable(event.anchor)}`) are not allowed; write the value out",
-            )
+            return f"anchors (`&{make_printable(event.anchor)}`) are not allowed; {_WRITE_OUT}"
         if event.tag is not None:
-            raise self._make_error(
-                event,
-                path,
-                f"tags (`{make_printable(event.tag)}`) are not allowed; write a plain value",
-            )
+            return f"tags (`{make_printable(event.tag)}`) are not allowed; write a plain value"
         if self.n_nodes > MAX_NODES:
-            raise self._make_error(
-                event,
-                path,
-                f"there are more than {MAX_NODES} values, which no {self.file_kind.noun} needs",
-            )
+            return f"there are more than {MAX_NODES} values, which no {self.file_kind.noun} needs"
         if isinstance(event, yaml.ScalarEvent):
-            return event.value if event.style else self._read_plain_scalar(event, path)
-        if depth > MAX_DEPTH:
-            raise self._make_error(
-                event,
-                path,
+            return "" if event.style else _find_scalar_problem(event.value)
+        if self.depth > MAX_DEPTH:
+            return (
                 f"values are nested deeper than {MAX_DEPTH} levels, which no {self.file_kind.noun} "
-                "needs",
+                "needs"
             )
-        return (
-            self._read_map(path, depth)
-            if isinstance(event, yaml.MappingStartEvent)
-            else self._read_list(path, depth)
-        )
+        return ""
 
-    def _read_map(self, path: KeyPath, depth: int) -> dict[str, Any]:
-        entries: dict[str, Any] = {}
-        first_line = self.document.lines[path]
-        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
-            key = self._read_value(event, path, depth + 1)
-            if not isinstance(key, str):
-                raise self._make_error(event, path, "a key must be a word")
-            if key in entries:
-                raise self._make_error(event, (*path, key), "this key is written twice; keep one")
-            entries[key] = self._read_value(next(self.events), (*path, key), depth + 1)
-            self.document.lines[(*path, key)] = event.start_mark.line + 1
-            self.document.lines[path] = first_line  # and not that of its last key
-        return entries
-
-    def _read_list(self, path: KeyPath, depth: int) -> list[Any]:
-        items: list[Any] = []
-        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-            items.append(self._read_value(event, (*path, len(items)), depth + 1))
-        return items
-
-    def _read_plain_scalar(self, event: Any, path: KeyPath) -> Any:
-        text: str = event.value
-        if text in _LITERALS:
-            return _LITERALS[text]
-        if _OTHER_SPELLING.fullmatch(text):
-            seen = f"`{text}`" if text else "nothing"
-            raise self._make_error(
-                event,
-                path,
-                f"{seen} stands here; write null, true, false, a finite number or quoted text",
-            )
-        number = _NUMBER.fullmatch(text)
-        if not number:
-            return text
-        if len(text) > _MAX_DIGITS:
-            raise self._make_error(
-                event, path, f"a number may have {_MAX_DIGITS} characters, not {len(text)}"
-            )
-        value = float(text) if number[2] or number[3] else int(text)
-        if not math.isfinite(value):
-            raise self._make_error(event, path, f"{text} is too large; write a finite number")
-        return value
-
-    def _make_error(self, event: Any, path: KeyPath, rule: str) -> SkipSearchError:
-        return self.file_kind.error(
-            f"{format_location(self.name, event.start_mark.line + 1, path)}: {rule}"
-        )
+    def _make_error(self, place: Any, rule: str) -> SkipSearchError:
+        """place: the event or node with the line."""
+        location = format_location(self.name, place.start_mark.line + 1, self.path)
+        return self.file_kind.error(f"{location}: {rule}")
 
 
-def _shorten_problem(problem: object) -> str:
-    return make_printable(" ".join(str(problem).split()), 200)
+for _tag, _pattern in (
+    ("null", "null"),
+    ("bool", "true|false"),
+    ("int", "-?(0|[1-9][0-9]*)"),
+    ("float", _NUMBER.pattern),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), None
+    )
+
+
+def _find_scalar_problem(text: str) -> str:
+    """Return the rule that a plain scalar breaks; an empty text if none."""
+    if text not in _LITERALS and _OTHER_SPELLING.fullmatch(text):
+        seen = f"`{text}`" if text else "nothing"
+        return f"{seen} stands here; write null, true, false, a finite number or quoted text"
+    if not _NUMBER.fullmatch(text):
+        return ""
+    if len(text) > _MAX_DIGITS:
+        return f"a number may have {_MAX_DIGITS} characters, not {len(text)}"
+    return "" if math.isfinite(float(text)) else f"{text} is too large; write a finite number"
 
 
 def make_printable(text: str, max_length: int = 40) -> str:

@@ -354,7 +354,7 @@ def test_so_does_one_of_a_version_1_file_by_its_own_keys(
         (GOOD.encode("utf-16"), "not UTF-8"),
         (GOOD.encode().replace(b"H200", b"H\xff00"), "line 4: byte"),
         (GOOD.encode() + b"\x00", "control character"),
-        (GOOD.encode() + b"---\n" + GOOD.encode(), "a second document starts here"),
+        (GOOD.encode() + b"---\n" + GOOD.encode(), "found another document"),
         (b"%YAML 1.2\n---\n" + GOOD.encode(), "directives"),
         (GOOD.encode() + b"? [a, b]\n: 1\n", "a key must be a word"),
         (GOOD.encode() + b"1: 2\n", "a key must be a word"),
