@@ -42,12 +42,8 @@ from skipsearch.tuning.calibration import (
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import StageProgress, StageStarted, TuneListener
 from skipsearch.tuning.objective import MAX_DRAFT, ReplayObjective
-from skipsearch.tuning.race import (
-    MAX_FINALISTS,
-    ONLINE_RACE_RUNGS,
-    race_candidates,
-    select_online_candidates,
-)
+from skipsearch.tuning.online_candidates import list_online_candidates
+from skipsearch.tuning.race import MAX_FINALISTS, ONLINE_RACE_RUNGS, race_candidates
 from skipsearch.tuning.readings import ReadingSearch
 from skipsearch.tuning.recipe_shape import (
     ONLINE_DRAFTERS,
@@ -165,7 +161,7 @@ def compare_methods(
         chosen["skip, reading less"] = reading_less[0], "seconds of measuring and replay"
         everything += reading_less
     for kind in ONLINE_DRAFTERS:
-        racing = select_online_candidates(RecipeShape(kind), objective, calibration, on_event)
+        racing = list_online_candidates(RecipeShape(kind), objective)
         on_event(StageStarted(f"racing settings of {kind}"))
         fastest, _ = race_candidates(model, calibration, racing, seed, on_event, ONLINE_RACE_RUNGS)
         chosen[kind] = (fastest, fastest.recipe.drafters[-1].info.requires)

@@ -41,6 +41,7 @@ from skipsearch.tuning.events import (
 )
 from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.objective import Objective
+from skipsearch.tuning.online_candidates import list_online_candidates
 from skipsearch.tuning.profile_builder import build_profile, make_provenance
 from skipsearch.tuning.race import (
     MAX_FINALISTS,
@@ -50,7 +51,6 @@ from skipsearch.tuning.race import (
     predict_decoding_s,
     race_candidates,
     select_finalists,
-    select_online_candidates,
 )
 from skipsearch.tuning.readings import ReadingSearch, choose_leading_readings, find_other_readings
 from skipsearch.tuning.search_loop import Search
@@ -276,9 +276,7 @@ def select_candidates(
 ) -> list[Candidate]:
     """Return the recipes to race."""
     if settings.shape is not None and settings.chooses_masks_online:
-        return select_online_candidates(
-            settings.shape, calibration.objective, calibration.workload, on_event
-        )
+        return list_online_candidates(settings.shape, calibration.objective)
     finalists = select_finalists(
         search.best, search.objective, calibration.objective, calibration.trained, settings.modules
     )

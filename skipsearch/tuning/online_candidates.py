@@ -15,7 +15,7 @@ from skipsearch.drafters.asd.spec import ASD
 from skipsearch.drafters.clasp.spec import CLaSp
 from skipsearch.drafters.exits import DraftPolicy, make_exit
 from skipsearch.drafters.swift.spec import SWIFT, SiblingSchedule
-from skipsearch.errors import MaskError
+from skipsearch.errors import MaskError, SearchError
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.recipe_shape import RecipeShape
@@ -55,7 +55,10 @@ SPECS: dict[str, type[ASD | CLaSp | SWIFT]] = {"asd": ASD, "clasp": CLaSp, "swif
 
 
 def list_online_candidates(shape: RecipeShape, objective: ReplayObjective) -> list[Candidate]:
-    """Return the recipes of one of `ONLINE_DRAFTERS` that can skip something of the model."""
+    """Return the recipes to race of one of `ONLINE_DRAFTERS`.
+
+    Raises: SearchError if no setting skips anything of the model.
+    """
     model = objective.replay.model
     lookups = objective.list_lookups(shape.after_lookup)[0]
     recipes = dict[Recipe, None]()  # without duplicates: shares of few layers may be equal
@@ -67,6 +70,11 @@ def list_online_candidates(shape: RecipeShape, objective: ReplayObjective) -> li
         except MaskError:  # clasp cannot skip sub-layers of a model with a parallel residual
             continue
         recipes[Recipe((*lookups, spec))] = None
+    if not recipes:
+        raise SearchError(
+            f"{shape.kind} has no setting that skips anything of a model with "
+            f"{model.spec.n_layers} layers"
+        )
     return [Candidate(recipe) for recipe in recipes]
 
 

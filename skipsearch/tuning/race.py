@@ -10,20 +10,14 @@ from skipsearch.core.stats import Trial
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.adapted.spec import Adapted
 from skipsearch.drafters.skip.spec import Skip
-from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.trained_replay import TrainedDraft
 from skipsearch.replay.workload import Workload
 from skipsearch.timing.interleaved import successive_halving
 from skipsearch.tuning.candidates import Candidate
-from skipsearch.tuning.events import (
-    LongestDecoding,
-    TuneListener,
-    make_progress_callback,
-)
+from skipsearch.tuning.events import LongestDecoding, TuneListener, make_progress_callback
 from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.objective import ReplayObjective
-from skipsearch.tuning.online_candidates import list_online_candidates
 from skipsearch.tuning.recipe_shape import RecipeShape
 from skipsearch.tuning.trained_candidates import TrainedCandidates
 
@@ -103,22 +97,6 @@ def _best_without_siblings(
 
 def _predicted_time(candidate: Candidate) -> float:
     return candidate.seconds_per_token
-
-
-def select_online_candidates(
-    shape: RecipeShape, objective: ReplayObjective, calibration: Workload, on_event: TuneListener
-) -> list[Candidate]:
-    """Return the settings to race, for a drafter that chooses its masks during decoding.
-
-    Raises: SearchError if no setting skips anything.
-    """
-    candidates = list_online_candidates(shape, objective)
-    if not candidates:
-        raise SearchError(
-            f"{shape.kind} has no setting that skips anything of a model with "
-            f"{objective.replay.model.spec.n_layers} layers"
-        )
-    return candidates
 
 
 def estimate_longest_decoding(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 from helpers.tiny import LAYERS, tiny_model_and_reference
 
 from skipsearch.drafters.asd.rule import select_sublayers
+from skipsearch.errors import SearchError
 from skipsearch.replay.replay import Replay
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.online_candidates import _list_settings, list_online_candidates
@@ -33,6 +35,15 @@ def test_contenders_have_the_shape_asked_for_differ_and_can_be_built(shape: str)
         drafter = recipe.drafters[-1]
         assert drafter.draft_length <= len(COSTS.verify) - 1, "as far as passes were timed"
         drafter.build(model, [])
+
+
+def test_a_model_of_which_nothing_can_be_skipped_is_refused() -> None:
+    model = SimpleNamespace(spec=SimpleNamespace(n_layers=1))
+    of_one_layer = SimpleNamespace(
+        replay=SimpleNamespace(model=model), list_lookups=lambda after_lookup: [()]
+    )
+    with pytest.raises(SearchError, match="asd has no setting that skips anything of a model with"):
+        list_online_candidates(RecipeShape("asd"), of_one_layer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3, LAYERS, 40])
