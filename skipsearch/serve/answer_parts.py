@@ -18,19 +18,20 @@ from skipsearch.serve.responses import ChoiceDelta, encode
 from skipsearch.serve.service import ActiveRequest
 
 Change = Literal["begin", "add", "end"]
+Kind = Literal["text", "reasoning", "call"]
 _FOREIGN_FIELD = "foreign_field"
 _CHAT_FIELDS = {"n", "logprobs", "top_logprobs"}  # fields that the other APIs do not have
 
 
 @dataclass
 class AnswerPart:
-    """One part of an answer: text, or a call of a tool.
+    """One part of an answer: text, thinking, or a call of a tool.
 
     name: of the tool. text: of a call, its arguments as JSON text.
     """
 
     index: int
-    kind: Literal["text", "call"]
+    kind: Kind
     id: str
     name: str = ""
     text: str = ""
@@ -45,10 +46,12 @@ class AnswerParts:
 
     def feed(self, delta: ChoiceDelta) -> Iterator[tuple[Change, AnswerPart, str]]:
         """Add what a round has added; yield (change, part, text that was added)."""
-        if delta.text:
-            if not (self._is_open and self.parts[-1].kind == "text"):
-                yield from self._begin("text")
-            yield self._add(delta.text)
+        texts: tuple[tuple[Kind, str], ...] = (("reasoning", delta.reasoning), ("text", delta.text))
+        for kind, text in texts:
+            if text:
+                if not (self._is_open and self.parts[-1].kind == kind):
+                    yield from self._begin(kind)
+                yield self._add(text)
         for call in delta.tool_calls:
             if "id" in call:
                 yield from self._begin("call", call["id"], call["function"]["name"])
@@ -64,7 +67,7 @@ class AnswerParts:
             yield "end", self.parts[-1], ""
 
     def _begin(
-        self, kind: Literal["text", "call"], call_id: str = "", name: str = ""
+        self, kind: Kind, call_id: str = "", name: str = ""
     ) -> Iterator[tuple[Change, AnswerPart, str]]:
         if self._is_open:
             yield "end", self.parts[-1], ""

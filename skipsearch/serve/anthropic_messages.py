@@ -37,6 +37,11 @@ _REFUSED = {
     "container": "this server runs no code: leave it out",
 }
 _IGNORED = ("cache_control", "inference_geo", "diagnostics", "speed", "user_profile_id")
+_DELTAS = {  # kind of a part → type of its deltas, and their field
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -65,13 +70,10 @@ def _translate(data: dict[str, Any]) -> dict[str, Any]:
         _add_message(messages, read_object(message, "a message", "messages"))
     choice = read_object(data.pop("tool_choice", None) or {}, "tool_choice", "tool_choice")
     thinking = read_object(data.pop("thinking", None) or {}, "thinking", "thinking")
-    if thinking.get("type") not in (None, "disabled"):
-        raise APIError(
-            400,
-            f"thinking is {json.dumps(thinking)[:60]}, which this server does not carry out: leave "
-            "it out",
-            "thinking",
-        )
+    if thinking.get("type") in ("enabled", "disabled"):  # else the template decides
+        is_on = thinking["type"] == "enabled"
+        variables = data.pop("chat_template_kwargs", None) or {}
+        data["chat_template_kwargs"] = {"enable_thinking": is_on} | variables
     fields: dict[str, Any] = {
         "messages": messages,
         "stop": data.pop("stop_sequences", None),
@@ -103,6 +105,7 @@ def _add_message(messages: list[dict[str, Any]], message: dict[str, Any]) -> Non
         return
     texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     for block in content:
         block = read_object(block, "a block of a message", "messages")
         kind = block.get("type")
@@ -116,13 +119,16 @@ def _add_message(messages: list[dict[str, Any]], message: dict[str, Any]) -> Non
         elif kind == "tool_use":
             function = {"name": block.get("name"), "arguments": block.get("input")}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind not in ("thinking", "redacted_thinking"):  # models do not read those again
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif kind != "redacted_thinking":
             texts.append(
                 {"type": "text", "text": read_texts([block], ("text",), "a message", "messages")}
             )
     if texts or calls or role == "assistant":
         turn = {"role": role, "content": texts or ("" if not calls else None)}
-        messages.append(turn | ({"tool_calls": calls} if calls else {}))
+        more = {"tool_calls": calls, "reasoning_content": "".join(thoughts)}
+        messages.append(turn | {name: value for name, value in more.items() if value})
 
 
 def _read_tool(tool: Any) -> dict[str, Any]:
@@ -247,8 +253,7 @@ def _change(change: Change, part: AnswerPart, text: str) -> bytes:
     if change == "begin":
         event |= {"type": "content_block_start", "content_block": _block(part, "")}
     elif change == "add":
-        is_call = part.kind == "call"
-        kind, field = ("input_json_delta", "partial_json") if is_call else ("text_delta", "text")
+        kind, field = _DELTAS[part.kind]
         event |= {"type": "content_block_delta", "delta": {"type": kind, field: text}}
     return encode_named_event(event)
 
@@ -257,6 +262,8 @@ def _block(part: AnswerPart, text: str) -> dict[str, Any]:
     """Return a block of a message."""
     if part.kind == "text":
         return {"type": "text", "text": text}
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
     try:
         arguments = json.loads(text)
     except ValueError:  # they begin, or max_tokens has cut them off

@@ -98,7 +98,9 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     kind = item.get("type", "message")
     if kind == "message":
         content = read_texts(item.get("content"), _TEXT_PARTS, "a message of input", "input")
-        messages.append({"role": item.get("role"), "content": content})
+        if item.get("role") != "assistant" or not _is_thought(messages):
+            messages.append({"role": item.get("role")})
+        messages[-1]["content"] = content
     elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
@@ -108,13 +110,22 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     elif kind == "function_call_output":
         content = read_texts(item.get("output"), _TEXT_PARTS, "a function_call_output", "input")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-    elif kind != "reasoning":  # of an earlier answer: models do not read it again
+    elif kind == "reasoning":
+        if item.get("content"):
+            thought = read_texts(item["content"], ("reasoning_text",), "a reasoning item", "input")
+            messages.append({"role": "assistant", "content": None, "reasoning_content": thought})
+    else:
         raise APIError(
             400,
             f"input has an item of the type {json.dumps(kind)[:60]}; this server reads message, "
             "function_call, function_call_output and reasoning",
             "input",
         )
+
+
+def _is_thought(messages: list[dict[str, Any]]) -> bool:
+    """Return whether the last message is the thinking before an answer that follows."""
+    return bool(messages) and messages[-1].keys() == {"role", "content", "reasoning_content"}
 
 
 def _read_tool(tool: Any) -> dict[str, Any]:
@@ -250,12 +261,21 @@ class ResponseWriter:
                 "name": part.name,
                 "arguments": part.text,
             }
+        content = [] if status == "in_progress" else [_content(part, part.text)]
+        if part.kind == "reasoning":
+            return {
+                "id": f"rs_{part.id}",
+                "type": "reasoning",
+                "status": status,
+                "summary": [],
+                "content": content,
+            }
         return {
             "id": f"msg_{part.id}",
             "type": "message",
             "role": "assistant",
             "status": status,
-            "content": [] if status == "in_progress" else [_text_part(part.text)],
+            "content": content,
         }
 
     def _change(self, change: Change, part: AnswerPart, text: str) -> bytes:
@@ -266,15 +286,20 @@ class ResponseWriter:
         is_call = part.kind == "call"
         if not is_call:
             within["content_index"] = 0
+        part_within, content = dict(within), "reasoning_text"
+        if part.kind == "text":
+            within["logprobs"], content = [], "output_text"
         if change == "begin":
             events = self._event("response.output_item.added", item=item, **at)
             if not is_call:
-                events += self._event("response.content_part.added", part=_text_part(""), **within)
+                events += self._event(
+                    "response.content_part.added", part=_content(part, ""), **part_within
+                )
             return events
         if change == "add":
             if is_call:
                 return self._event("response.function_call_arguments.delta", delta=text, **within)
-            return self._event("response.output_text.delta", delta=text, logprobs=[], **within)
+            return self._event(f"response.{content}.delta", delta=text, **within)
         if is_call:
             events = self._event(
                 "response.function_call_arguments.done",
@@ -284,8 +309,10 @@ class ResponseWriter:
             )
         else:
             events = self._event(
-                "response.output_text.done", text=part.text, logprobs=[], **within
-            ) + self._event("response.content_part.done", part=_text_part(part.text), **within)
+                f"response.{content}.done", text=part.text, **within
+            ) + self._event(
+                "response.content_part.done", part=_content(part, part.text), **part_within
+            )
         return events + self._event("response.output_item.done", item=item, **at)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -294,7 +321,10 @@ class ResponseWriter:
         return encode_named_event({"type": kind, "sequence_number": self._n_events - 1} | fields)
 
 
-def _text_part(text: str) -> dict[str, Any]:
+def _content(part: AnswerPart, text: str) -> dict[str, Any]:
+    """Return the content of an item."""
+    if part.kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
