@@ -295,7 +295,7 @@ def test_in_16_bits_logits_may_differ_by_the_effect_of_rounding_each_layer_other
     adapter: Any = loader.load_adapter("demo", "cpu", dtype, None, "hf")
     known = record_reference_from(adapter)
     logit_std = float(known.logits.float().std())
-    monkeypatch.setattr(_CheckRun, "measure_rounding_noise", lambda self: noise * logit_std)
+    monkeypatch.setattr(_CheckRun, "measure_rounding_noise", lambda *_: noise * logit_std)
     moved = replace(known, logits=known.logits + difference * logit_std)
     if passes:
         result = check_against(adapter, moved)
@@ -310,7 +310,7 @@ def test_the_effect_of_rounding_is_larger_in_fewer_bits_and_below_that_of_a_hidd
     for dtype in ("float32", "bfloat16"):
         adapter: Any = loader.load_adapter("demo", "cpu", dtype, None, "hf")
         run = _CheckRun(adapter, record_reference_from(adapter))
-        noises[dtype] = run.measure_rounding_noise()
+        noises[dtype] = run.measure_rounding_noise(torch.finfo(getattr(torch, dtype)).eps)
         assert 0 < noises[dtype] < max_row_rmse(*run.hide_one_key())
     assert 1000 * noises["float32"] < noises["bfloat16"]
 
