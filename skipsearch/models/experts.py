@@ -51,11 +51,6 @@ class Experts:
         """Bytes of the experts that a pass over one row does not read."""
         return (self.n_experts - self.per_token) * self.n_layers * self.expert_bytes
 
-    @property
-    def read_per_row(self) -> int:
-        """Experts that a pass over one row reads, in all layers together."""
-        return self.per_token * self.n_layers
-
     def __str__(self) -> str:
         """Return `reads 8 of 64 experts a token`."""
         return f"reads {self.per_token} of {self.n_experts} experts a token"

@@ -105,7 +105,6 @@ def test_bytes_that_a_row_reads() -> None:
     assert experts is not None
     assert str(experts) == "reads 3 of 6 experts a token"
     assert experts.expert_bytes == 8 * 3 * 32 * 32
-    assert experts.read_per_row == 9
     table = hf.get_input_embeddings().weight.nbytes
     assert model.read_bytes == model.weight_bytes - table - 3 * 3 * experts.expert_bytes
     assert experts_of(adapt(tiny_llama())) is None
