@@ -82,8 +82,6 @@ def download_model(repo: str, revision: str | None, weights: bool) -> Path:
             snapshot_download(repo, revision=revision, allow_patterns=allow, ignore_patterns=ignore)
         )
 
-    # The oldest supported huggingface_hub does not have this error class.
-    incomplete = getattr(errors, "IncompleteSnapshotError", ())
     try:
         with _progress_only_on_tty():
             if not weights:
@@ -107,7 +105,7 @@ def download_model(repo: str, revision: str | None, weights: bool) -> Path:
             f"the Hub has no model {repo!r}, or it is private, and no folder has this name: check "
             "the spelling, or log in with `hf auth login`"
         ) from None
-    except incomplete:
+    except errors.IncompleteSnapshotError:
         raise ModelError(
             f"{repo} is only half downloaded and the Hub cannot be reached: connect, and the same "
             "command fetches the rest"
