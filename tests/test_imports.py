@@ -299,7 +299,7 @@ def run_python(code: str) -> str:
 
 
 def test_reading_a_profile_does_not_load_torch() -> None:
-    profile = Path(__file__).parent / "profile" / "golden" / "v1_speculate.yaml"
+    profile = Path(__file__).parent / "profile" / "golden" / "v3_speculate.yaml"
     heavy = "{'torch', 'transformers', 'optuna', 'botorch'} & set(sys.modules)"
     assert (
         run_python(

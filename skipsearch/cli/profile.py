@@ -147,23 +147,6 @@ def diff(
         out.print(*difference.format_lines(), sep="\n")
 
 
-@app.command(short_help="Rewrite a profile in the current version.")
-def migrate(file: File) -> None:
-    """Example: skipsearch profile migrate old.yaml
-
-    Rewrite a profile in place, in the current schema version and in canonical form. Comments are
-    lost."""
-    from skipsearch.profile import dump_profile, load_profile, save_profile
-    from skipsearch.profile.load import read_file
-
-    profile = load_profile(file)
-    if read_file(file) == dump_profile(profile).encode():
-        out.print(f"{file} is current and canonical already")
-        return
-    save_profile(profile, file, replace=True)
-    out.print(f"rewrote {file} in schema version {profile.schema_version}")
-
-
 @app.command("import", short_help="Turn a published file of skip sets into profiles.")
 def import_command(
     file: Annotated[

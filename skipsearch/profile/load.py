@@ -18,12 +18,11 @@ from skipsearch.core.registry import did_you_mean_file
 from skipsearch.core.strict_yaml import MAX_BYTES, Document, KeyPath, format_location, read_yaml
 from skipsearch.errors import ProfileError
 from skipsearch.profile.canonical import to_plain_data
-from skipsearch.profile.migrate import migrate_data, path_in_version
-from skipsearch.profile.schema import Profile
+from skipsearch.profile.schema import SCHEMA_VERSION, Profile
 
 
 def load_profile(path: str | Path) -> Profile:
-    """Read a profile file. Older schema versions are migrated in memory only.
+    """Read a profile file.
 
     Raises: ProfileError if the file is missing, is not a regular file (links are not followed), or
     is not a valid profile.
@@ -34,20 +33,39 @@ def load_profile(path: str | Path) -> Profile:
 def parse_profile(content: bytes, name: str) -> Profile:
     """Read a profile from bytes. name: of their file, for errors. Raises: ProfileError."""
     document = read_yaml(content, name)
-    try:
-        data = migrate_data(document.data)
-    except ProfileError as error:
+    if problem := _find_version_problem(document.data):
         line = document.lines.get(("schema_version",), 1)
-        raise ProfileError(f"{format_location(name, line)}: {error}") from None
+        raise ProfileError(f"{format_location(name, line)}: {problem}")
+    data = document.data
     try:
         profile = Profile.model_validate(data)
     except ValidationError as error:
         raise ProfileError(_explain(error, data, document, name)) from None
     path = _missing_key(to_plain_data(profile), data)
     if path:  # a default may change, so the file must contain the value
-        path, line = _locate(document, path)
+        line = _find_line(document, path)
         raise ProfileError(f"{format_location(name, line, path)}: {_MESSAGES['missing']}")
     return profile
+
+
+def _find_version_problem(data: Any) -> str:
+    """Return why data are not a profile of the current version; empty if they are."""
+    if not isinstance(data, dict):
+        return "a profile is a map that starts with schema_version, not a list or a single value"
+    version = data.get("schema_version")
+    if type(version) is not int:
+        return f"schema_version must be {SCHEMA_VERSION}; without it this is no profile"
+    if version > SCHEMA_VERSION:
+        return (
+            f"schema_version {version} is newer than {SCHEMA_VERSION}, which this skipsearch "
+            "reads; update skipsearch (pip install --upgrade skipsearch)"
+        )
+    if version < SCHEMA_VERSION:
+        return (
+            f"schema_version {version} was never released, and this skipsearch reads "
+            f"{SCHEMA_VERSION}; tune again"
+        )
+    return ""
 
 
 def _missing_key(complete: Any, stored: Any) -> KeyPath:
@@ -110,9 +128,8 @@ def _explain(error: ValidationError, data: dict[str, Any], document: Document, n
     """
     details = error.errors(include_url=False)
     missing = [detail["loc"] for detail in details if detail["type"] == "missing"]
-    paths, lines = zip(
-        *(_locate(document, _key_path(data, detail)) for detail in details), strict=True
-    )
+    paths = [_key_path(data, detail) for detail in details]
+    lines = [_find_line(document, path) for path in paths]
     first = min(
         range(len(details)), key=lambda i: (lines[i], details[i]["type"] != "extra_forbidden")
     )
@@ -165,15 +182,11 @@ def _key_path(data: Any, detail: ErrorDetails) -> KeyPath:
     return tuple(path)
 
 
-def _locate(document: Document, path: KeyPath) -> tuple[KeyPath, int]:
-    """Return a key path in the file's schema version, and its line.
-
-    The line of a missing key is that of the innermost map around it.
-    """
-    path = known = path_in_version(path, document.data["schema_version"])
-    while known not in document.lines and known:
-        known = known[:-1]
-    return path, document.lines.get(known, 1)
+def _find_line(document: Document, path: KeyPath) -> int:
+    """Return the line of a key; that of the innermost map around it, if the key is missing."""
+    while path not in document.lines and path:
+        path = path[:-1]
+    return document.lines.get(path, 1)
 
 
 def explain_detail(detail: ErrorDetails, missing: Sequence[tuple[int | str, ...]] = ()) -> str:

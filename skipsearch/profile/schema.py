@@ -252,17 +252,6 @@ class Profile(FrozenModel):
             return tuple(_unmeasured_cost(drafter, self.model.n_layers) for drafter in drafters)
         if measured.by_drafter:
             return tuple(counts.drafter_cost for counts in measured.by_drafter)
-        beta, verify_ratio = measured.beta, measured.verify_ratio
-        if (
-            len(drafters) == 1
-            and measured.accepted_fraction
-            and beta is not None
-            and verify_ratio is not None
-        ):
-            # Version 1 had no counts; these are means over all rounds.
-            drafted = (measured.tau - 1) / measured.accepted_fraction
-            gain = measured.tau - drafted * beta - verify_ratio
-            return (DrafterCost(beta, verify_ratio, drafted, gain),)
         return (None,) * len(drafters)
 
     @property

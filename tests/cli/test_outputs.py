@@ -32,8 +32,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.chdir(tmp_path)
     make_study("search.journal", {"gp": 2}).close()
     make_study("sqlite:///search.db", {"gp": 2})
-    shutil.copy(GOLDEN / "v1_speculate.yaml", "own.yaml")
-    shutil.copy(GOLDEN / "v1_speculate.yaml", "own.png")
+    shutil.copy(GOLDEN / "v3_speculate.yaml", "own.yaml")
+    shutil.copy(GOLDEN / "v3_speculate.yaml", "own.png")
     Path("rows.jsonl").write_text(
         "".join(json.dumps({"question": n * "ab"}) + "\n" for n in (1, 2))
     )

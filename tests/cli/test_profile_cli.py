@@ -23,7 +23,7 @@ SPECULATE, PLAIN, UNMEASURED, MIXED = (
     GOLDEN / f"v3_{name}.yaml" for name in ("speculate", "plain", "unmeasured", "mixed")
 )
 PLACE = Path("profiles/demo/pycode/nvidia-h200--float32.yaml")
-COMMANDS = ["list", "show", "validate", "diff", "migrate", "import", "pull", "verify", "schema"]
+COMMANDS = ["list", "show", "validate", "diff", "import", "pull", "verify", "schema"]
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_show_json_is_the_profiles_content() -> None:
 
 def test_validate_accepts_a_good_file_and_a_good_repository(repository: Path) -> None:
     assert (
-        run("validate", SPECULATE, MIXED, GOLDEN / "v0.yaml", GOLDEN / "v1_plain.yaml").stdout
+        run("validate", SPECULATE, MIXED, UNMEASURED, PLAIN).stdout
         == "4 valid\n"
     )
     assert run("validate", repository).stdout == "1 valid\n"
@@ -189,20 +189,6 @@ def test_diff_tells_masks_drafters_settings_and_intervals(tmp_path: Path) -> Non
     assert "verdict: speculate → plain" in told
     assert "Jaccard" not in told
     assert json.loads(run("diff", SPECULATE, SPECULATE, "--json").stdout)["jaccard"] == 1.0
-
-
-def test_migrate_rewrites_an_old_file_in_place_once(tmp_path: Path) -> None:
-    path = Path(shutil.copy(GOLDEN / "v0.yaml", tmp_path / "old.yaml"))
-    assert "schema version 3" in run("migrate", path).stdout
-    assert path.read_bytes() == (GOLDEN / "v0_migrated.yaml").read_bytes()
-    assert "already" in run("migrate", path).stdout
-
-
-@pytest.mark.parametrize("verdict", ["speculate", "plain", "unmeasured"])
-def test_migrate_rewrites_a_version_1_file(verdict: str, tmp_path: Path) -> None:
-    path = Path(shutil.copy(GOLDEN / f"v1_{verdict}.yaml", tmp_path / "old.yaml"))
-    run("migrate", path)
-    assert path.read_bytes() == (GOLDEN / f"v3_{verdict}.yaml").read_bytes()
 
 
 def test_import_writes_profiles_where_they_belong(tmp_path: Path) -> None:

@@ -115,7 +115,6 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / "demo" / "any").mkdir(parents=True, exist_ok=True)
         shutil.copy(GOLDEN / f"v1_{name}.yaml", folder / "demo" / "any" / f"any--{name}{EVIL}.yaml")
     (folder / "demo" / "any" / f"a--b{EVIL}.yaml").write_text(EVIL, "utf-8", "surrogateescape")
-    shutil.copy(GOLDEN / "v0.yaml", folder / f"old{EVIL}.yaml")
     (folder / f"broken{EVIL}.yaml").write_text(json.dumps({EVIL: EVIL}), "utf-8")
     (folder / f"rows{EVIL}.jsonl").write_text(
         "".join(json.dumps({"id": f"{n}{EVIL}", "prompt": f"{n}{EVIL}"}) + "\n" for n in range(4))
@@ -169,8 +168,6 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[
         ["profile", "show", "{evil}/broken{name}.yaml"],
         ["profile", "show", "{evil}/none{name}.yaml"],
         ["profile", "diff", "{evil}/speculate{name}.yaml", "{evil}/broken{name}.yaml"],
-        ["profile", "migrate", "{evil}/old{name}.yaml"],
-        ["profile", "migrate", "{evil}/speculate{name}.yaml"],
         ["profile", "verify", "{evil}/broken{name}.yaml"],
         ["profile", "import", "{evil}/skip_layers.json", "--out", "{evil}"],
         ["profile", "import", "{evil}/published.json", "--out", "{evil}"],

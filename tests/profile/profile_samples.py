@@ -84,7 +84,7 @@ S3D_DRAFT = S3D(
 
 
 def speculate() -> Profile:
-    """One skip drafter: all that version 1 could say."""
+    """One skip drafter."""
     return Profile(
         schema_version=3,
         model=ModelInfo(

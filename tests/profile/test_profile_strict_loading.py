@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from profile_samples import GOLDEN, mixed, speculate
+from profile_samples import mixed, speculate
 
 from skipsearch.core import strict_yaml
 from skipsearch.core.strict_yaml import MAX_BYTES
@@ -19,7 +19,6 @@ from skipsearch.profile import dump_profile, load_profile, parse_profile
 
 GOOD = dump_profile(speculate())
 MIXED = dump_profile(mixed())
-OLD = (GOLDEN / "v1_speculate.yaml").read_text()
 
 
 def refusal(content: str | bytes) -> str:
@@ -217,9 +216,10 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
             "schema_version: true",
             1,
             "",
-            "schema_version must be a whole number",
+            "schema_version must be 3",
         ),
-        ("schema_version: 3\n", "", 1, "", "schema_version must be a whole number"),
+        ("schema_version: 3", "schema_version: 2", 1, "", "tune again"),
+        ("schema_version: 3\n", "", 1, "", "schema_version must be 3"),
     ],
 )
 def test_a_refusal_names_file_line_key_and_rule(
@@ -301,49 +301,6 @@ def test_so_does_one_of_a_recipe_of_several_drafters(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "key", "rule"),
-    [
-        ("kind: skip", "kind: magic", 7, "drafter", "its kind must be one of 'lookup', 'skip'"),
-        ("attn: [3, 4]", "attn: [3, 3]", 7, "drafter.attn", "layer 3 is listed more than once"),
-        ("attn: [3, 4], ", "", 7, "drafter.attn", "this key is missing"),
-        ("draft_length: 8", "draft_length: 65", 8, "draft_length", "less than or equal to 64"),
-        ("draft_length: 8", "draft_length: 0", 8, "draft_length", "greater than or equal to 1"),
-        ("threshold: 0.6", "threshold: 6", 9, "exit.threshold", "less than or equal to 1"),
-        ("kind: adaptive, ", "kind: fixed, ", 9, "exit.threshold", "unknown key"),
-        ("beta1: 0.5, ", "", 9, "exit.beta1", "this key is missing"),
-        (
-            "engine:     graph",
-            "engine: graph\ndrafters: []",
-            1,
-            "",
-            "it says schema_version 1 but has drafters, which version 1 did not know",
-        ),
-        (
-            "kind: skip, ",
-            "kind: skip, exit: {kind: fixed}, ",
-            1,
-            "",
-            "has drafter.exit, which version 1 did not know",
-        ),
-        (
-            "drafter:    {kind: skip, attn: [3, 4], mlp: [7]}",
-            "drafter: skip",
-            1,
-            "",
-            "it says schema_version 1 but has a value of the wrong kind",
-        ),
-        ("draft_length: 8\n", "", 1, "", "it says schema_version 1 but lacks draft_length"),
-    ],
-)
-def test_so_does_one_of_a_version_1_file_by_its_own_keys(
-    old: str, new: str, line: int, key: str, rule: str
-) -> None:
-    sentence = refusal(changed(old, new, OLD))
-    assert sentence.startswith(f"x.yaml, line {line}{', ' + key if key else ''}: ")
-    assert rule in sentence
-
-
-@pytest.mark.parametrize(
     ("content", "rule"),
     [
         (b"", "the file is empty"),
@@ -387,26 +344,6 @@ def test_yes_and_no_are_words_where_words_belong() -> None:
 def test_several_faults_are_counted_and_the_first_is_told() -> None:
     sentence = refusal(changed("tau: 3.42", "tau: 0").replace("prompts: 32", "prompts: -1"))
     assert re.match(r"x\.yaml, line 16, measured\.tau: 0 stands here.* \(and 2 more\)$", sentence)
-
-
-@pytest.mark.parametrize(
-    ("missing", "rule"),
-    [
-        ("skip", "it says schema_version 0 but lacks skip"),
-        ("layers", "it says schema_version 0 but lacks layers"),
-    ],
-)
-def test_a_broken_old_file_is_told_what_it_lacks(missing: str, rule: str) -> None:
-    lines = (GOLDEN / "v0.yaml").read_text().splitlines()
-    assert rule in refusal("\n".join(line for line in lines if not line.startswith(missing)))
-
-
-def test_an_old_file_with_a_value_of_the_wrong_kind_is_refused() -> None:
-    old = (GOLDEN / "v0.yaml").read_text()
-    assert "wrong kind" in refusal(old.replace("{attention: [3, 4], mlp: [7]}", "everything"))
-    assert refusal(old.replace("[3, 4]", "[3, 3]")).startswith(
-        "x.yaml, line 6, skip.attention: [3, 3] stands here; layer 3 is listed"
-    )
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
