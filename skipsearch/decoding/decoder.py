@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from skipsearch.decoding.request import Request, RequestOptions
 from skipsearch.decoding.session import Session
 from skipsearch.decoding.tracing import Trace
 from skipsearch.decoding.validation import check_model, profile_type_error
-from skipsearch.drafters import StatefulDrafter
+from skipsearch.drafters import LearningDrafter
 from skipsearch.drafters.exits import Exit, make_exit
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.engine import refuse_unless_exact
@@ -133,7 +133,7 @@ class Decoder:
 
         If so, speed depends on the order of requests.
         """
-        return any(drafter.is_learning for drafter in self._stateful_drafters().values())
+        return any(drafter.is_learning for drafter in self._learning_drafters())
 
     @property
     def has_shared_state(self) -> bool:
@@ -142,37 +142,10 @@ class Decoder:
             getattr(getattr(drafter, "exit", None), "shared_across_requests", False)
             for drafter in self.recipe.drafters
         )
-        return shared or bool(self._stateful_drafters()) or self.loop.answer_memory is not None
+        return shared or bool(self._learning_drafters()) or self.loop.answer_memory is not None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the learned state of the drafters, as plain data for JSON.
-
-        The state contains no text of requests. Greedy tokens do not depend on it. A sample depends
-        on it, but its distribution does not: the same seed and state give the same sample.
-        """
-        return {str(i): drafter.state_dict() for i, drafter in self._stateful_drafters().items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the `state_dict` of a decoder with the same recipe.
-
-        Raises: DecodeError for other data.
-        """
-        drafters = self._stateful_drafters()
-        if not isinstance(state, dict) or {str(i) for i in drafters} != state.keys():
-            raise DecodeError(
-                f"this is no state of a decoder with the recipe {self.recipe}: give what its "
-                "`state_dict` returned"
-            )
-        for i, drafter in drafters.items():
-            drafter.load_state_dict(state[str(i)])
-
-    def _stateful_drafters(self) -> dict[int, StatefulDrafter]:
-        """Return the drafters that have a state, by their index in the recipe."""
-        return {
-            i: drafter
-            for i, (_, drafter) in enumerate(self.loop.drafters)
-            if isinstance(drafter, StatefulDrafter)
-        }
+    def _learning_drafters(self) -> list[LearningDrafter]:
+        return [d for _, d in self.loop.drafters if isinstance(d, LearningDrafter)]
 
     def new_session(self) -> Session:
         """Return a session for successive requests, such as the turns of a chat.

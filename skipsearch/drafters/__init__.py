@@ -18,8 +18,8 @@ from skipsearch.drafters.base import (
     Draft,
     Drafter,
     DraftSession,
+    LearningDrafter,
     PartialPass,
-    StatefulDrafter,
 )
 
 __all__ = [
@@ -28,6 +28,6 @@ __all__ = [
     "Draft",
     "DraftSession",
     "Drafter",
+    "LearningDrafter",
     "PartialPass",
-    "StatefulDrafter",
 ]

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,21 +221,9 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class StatefulDrafter(Protocol):
-    """A drafter that learns from request to request.
-
-    It learns which drafts are accepted, and stores nothing of the content of a text.
-    """
+class LearningDrafter(Protocol):
+    """A drafter that learns from request to request which drafts are accepted."""
 
     @property
     def is_learning(self) -> bool:
         """Whether the drafter still learns."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the learned state as plain data for JSON."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state that `state_dict` returned.
-
-        Raises: DecodeError if `state` is not the state of such a drafter for this model.
-        """

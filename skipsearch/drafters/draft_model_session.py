@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from skipsearch.drafters.base import (
     Draft,
     Drafter,
     DraftSession,
-    StatefulDrafter,
+    LearningDrafter,
     TokenSampler,
 )
 from skipsearch.engine import LayerTap
@@ -43,7 +42,7 @@ def draft_with(drafter: Drafter, model: ModelAdapter, reading: Reading) -> Draft
     The model writes to the cache of the verifying model. Raises: ModelError if the model has no
     such draft; MaskError for a token outside the vocabulary.
     """
-    learns = isinstance(drafter, StatefulDrafter)
+    learns = isinstance(drafter, LearningDrafter)
     try:
         draft_model = make_draft_model(model, reading)
         return (LearningDraftModelDrafter if learns else DraftModelDrafter)(drafter, draft_model)
@@ -64,17 +63,11 @@ class DraftModelDrafter:
 class LearningDraftModelDrafter(DraftModelDrafter):
     """A drafter on a draft model whose own drafter learns from request to request."""
 
-    drafter: StatefulDrafter  # type: ignore[assignment]
+    drafter: LearningDrafter  # type: ignore[assignment]
 
     @property
     def is_learning(self) -> bool:
         return self.drafter.is_learning
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.drafter.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.drafter.load_state_dict(state)
 
 
 class DraftModelSession(DraftSession):

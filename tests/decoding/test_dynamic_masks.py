@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -290,7 +289,7 @@ def test_sublayers_are_planned_only_where_they_follow_one_another() -> None:
         Decoder(model, Recipe((CLaSp(skip=2, unit="sublayer", draft_length=2, exit=FIXED),)))
 
 
-def test_what_a_decoder_learned_is_saved_and_a_seed_repeats_a_sample_with_it() -> None:
+def test_swift_learns_from_its_initial_mask_on_and_equal_requests_repeat_a_sample() -> None:
     model, _ = tiny_model_and_reference()
     recipe = Recipe(
         (
@@ -305,28 +304,20 @@ def test_what_a_decoder_learned_is_saved_and_a_seed_repeats_a_sample_with_it() -
             ),
         )
     )
-    decoder = Decoder(model, recipe)
-    assert decoder.is_learning
-    assert decoder.loop.drafters[1][1].search.mask == SkipMask(LAYERS, (1, 2), (3,))
-    for prompt in PROMPTS:
-        decoder.generate(prompt, 30)
-    state = json.loads(json.dumps(decoder.state_dict()))
-    assert state["1"]["trials"]
 
-    def sample(other: Decoder) -> list[int]:
-        other.load_state_dict(state)
-        return [
-            t
-            for seed in range(4)
-            for t in other.generate(PROMPTS[2], 20, temperature=1.2, seed=seed).tokens
+    def sample() -> list[list[int]]:
+        decoder = Decoder(model, recipe)
+        assert decoder.is_learning
+        search = decoder.loop.drafters[1][1].search
+        assert search.mask == SkipMask(LAYERS, (1, 2), (3,))
+        samples = [
+            decoder.generate(prompt, 30, temperature=1.2, seed=seed).tokens
+            for seed, prompt in enumerate(PROMPTS)
         ]
+        assert search.n_trials
+        return samples
 
-    fresh = Decoder(model, recipe)
-    assert sample(fresh) == sample(decoder) == sample(fresh)
-    assert fresh.generate(PROMPTS[0], 30).tokens == Decoder(model).generate(PROMPTS[0], 30).tokens
-    with pytest.raises(DecodeError, match="no state of a decoder with the recipe"):
-        Decoder(model).load_state_dict(state)
-    assert Decoder(model).state_dict() == {}
+    assert sample() == sample()
     assert not Decoder(model).is_learning
 
 
@@ -426,7 +417,7 @@ def test_layers_that_are_never_skipped_are_kept_and_fewer_are_skipped_where_ther
     }
 
 
-def test_swift_stops_and_goes_on_from_what_was_kept() -> None:
+def test_swift_stops_searching_at_each_of_its_limits() -> None:
     model, _ = tiny_model_and_reference()
     spec = SWIFT(skip_ratio=0.5, window=4, max_score=1.0, tolerance=3, draft_length=3, exit=FIXED)
     decoder, [drafter] = noted(model, Recipe((spec,)))
@@ -437,15 +428,6 @@ def test_swift_stops_and_goes_on_from_what_was_kept() -> None:
     trials = drafter.inner.search.n_trials
     decoder.generate(PROMPTS[0], 30)
     assert drafter.inner.search.n_trials == trials, "a search that ended stays ended"
-    state = json.loads(json.dumps(drafter.inner.state_dict()))
-    other = spec.build(model, [])
-    other.load_state_dict(state)
-    assert other.search == drafter.inner.search
-    assert [other.propose_mask() for _ in range(3)] == [
-        drafter.inner.propose_mask() for _ in range(3)
-    ]
-    with pytest.raises(DecodeError, match="no state of a swift drafter"):
-        other.load_state_dict(state | {"bits": [0, 1]})
     for limit in ({"max_score": 0.0}, {"most_trials": 1}):
         decoder, [drafter] = noted(model, Recipe((spec.model_copy(update=limit),)))
         decoder.generate(PROMPTS[0], 40)

@@ -38,7 +38,7 @@ def test_siblings_from_a_part_of_the_vocabulary_leave_the_distribution_unchanged
 
 
 @pytest.mark.parametrize("engine", ["hf", "native"])
-def test_a_drafter_that_learns_its_mask_reads_less_and_keeps_its_state(engine: str) -> None:
+def test_a_drafter_that_learns_its_mask_reads_less(engine: str) -> None:
     with use_engine(engine):
         model, full = tiny_model_and_reference()
     spec = SWIFT(skip_ratio=0.3, window=4, draft_length=4, exit=Fixed(), vocabulary=FEW_TOKENS)
@@ -49,9 +49,6 @@ def test_a_drafter_that_learns_its_mask_reads_less_and_keeps_its_state(engine: s
         assert result.tokens == full.greedy(prompt, 16)
         total += result.stats
     assert_partly_accepted(total)
-    other = Decoder(model, Recipe((spec,)))
-    other.load_state_dict(decoder.state_dict())
-    assert other.state_dict() == decoder.state_dict()
 
 
 @pytest.mark.parametrize("weights", ["stored", "int4"])

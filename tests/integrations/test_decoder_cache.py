@@ -261,7 +261,7 @@ def test_a_drafter_that_learns_goes_on_and_a_seed_still_repeats_a_sample() -> No
     trials = []
     for _ in range(3):
         assert ss.generate(model, IDS, profile=recipe, max_new_tokens=30)[0].tolist() == expected
-        trials.append(decoder_cache._CACHE[model][0].decoder.state_dict()["0"]["trials"])
+        trials.append(decoder_cache._CACHE[model][0].decoder.loop.drafters[0][1].search.n_trials)
     assert 0 < trials[0] < trials[1] < trials[2]
     samples = []
     for _ in range(2):

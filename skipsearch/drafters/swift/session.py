@@ -6,7 +6,6 @@ import random
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from skipsearch.drafters.base import DecodeContext
 from skipsearch.drafters.dynamic_mask import DynamicMaskDrafter
 from skipsearch.drafters.swift.spec import SWIFT
 from skipsearch.engine import LayerTap, forward
-from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
@@ -25,15 +23,6 @@ UCB_KAPPA = 2.5  # of the upper confidence bound; the published value
 SCORE_NOISE = 1e-2  # variance of one score, as a share of the variance of all scores
 MAX_FIT_TRIALS = 200  # trials of a fit (the latest): the cost of a fit grows with their cube
 Point = tuple[float, ...]  # input of the Gaussian process for a mask: a number per sub-layer
-
-# Keys of a stored state -> fields of `SearchState`.
-SAVED_COUNTS = {
-    "named": "n_correct",
-    "tried": "n_judged",
-    "trials": "n_trials",
-    "without_gain": "stale_trials",
-    "rounds": "n_rounds",
-}
 
 
 @dataclass
@@ -131,46 +120,6 @@ class SWIFTDrafter(DynamicMaskDrafter):
         point = tuple(self._random.random() if s in self.skippable else 0.0 for s in range(2 * n))
         highest = sorted(self.skippable, key=lambda s: -point[s])[: self.n_skipped]
         return SkipMask.from_sublayers(n, highest), point
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the search as plain data for JSON."""
-        with self.lock:
-            search = self.search
-            return {
-                "bits": list(search.mask.bits),
-                **{key: getattr(search, name) for key, name in SAVED_COUNTS.items()},
-                "results": [[list(point), score] for point, score in search.results],
-                "random": [
-                    list(part) if isinstance(part, tuple) else part
-                    for part in self._random.getstate()
-                ],
-            }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state that `state_dict` returned.
-
-        Raises: DecodeError if `state` is none, or is for a model of another depth.
-        """
-        try:
-            mask = SkipMask.from_bits(state["bits"])
-            if mask.n_layers != self.model.spec.n_layers:
-                raise ValueError(
-                    f"it is of a model with {mask.n_layers} layers, and this one has "
-                    f"{self.model.spec.n_layers}"
-                )
-            counts = {name: int(state[key]) for key, name in SAVED_COUNTS.items()}
-            results = [
-                (tuple(map(float, point)), float(score)) for point, score in state["results"]
-            ]
-            search = SearchState(mask, **counts, results=results)
-            version, internal, gauss = state["random"]
-            with self.lock:
-                self._random.setstate((version, tuple(internal), gauss))
-                self.search = search
-        except (KeyError, TypeError, ValueError) as error:
-            raise DecodeError(
-                f"this is no state of a swift drafter ({error}): give what `state_dict` returned"
-            ) from None
 
 
 class SWIFTPolicy:
