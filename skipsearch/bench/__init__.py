@@ -10,9 +10,6 @@ systems rotates, and ratios are paired by prompt:
     bench_prompts   the requests that every system decodes
     batch_sizes     speedup by number of requests in a batch (`bench batch`)
     method_table    every drafter at its best settings, in one table (`bench methods`)
-    score_table     quality of the answers, plain and drafted (`bench scores`)
-    scoring         exact match, ROUGE and pass@1 of one answer
-    generated_code  runs a program that a model wrote, with limits; `run_limited` is its child
     pass_costs      draft and verify costs by engine (`bench run --costs`)
     pass_timing     time of a run in draft passes, full passes and the loop
     peak_memory     bytes that a pass reads and that a run allocates

@@ -10,7 +10,6 @@ from typer.core import TyperGroup
 from skipsearch.cli.bench_batch import batch
 from skipsearch.cli.bench_methods import methods
 from skipsearch.cli.bench_run import run
-from skipsearch.cli.bench_scores import scores
 
 NEW_COMMANDS = {"--methods": "methods", "--batch": "batch --sizes"}  # by flag of the old `bench`
 
@@ -46,6 +45,3 @@ app.command("batch", short_help="Drafting and plain decoding, by number of reque
     batch
 )
 app.command("methods", short_help="Every drafting method, each at its best settings.")(methods)
-app.command("scores", short_help="Quality of the answers, plain and drafted: it must not change.")(
-    scores
-)

@@ -11,7 +11,6 @@ from skipsearch.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from skipsearch.bench import BatchRow, BenchRow, CostRow
-    from skipsearch.bench.score_table import ScoreRow
 
 HEADINGS = (
     "× FIRST: times as fast as FIRST, with its 95 % interval; identical: prompts with the tokens "
@@ -128,22 +127,6 @@ def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
             f"{r.speedup.low:.2f}–{r.speedup.high:.2f}",
             _format_number(r.tau),
             f"{r.identical} of {r.prompts}",
-        )
-    console.print(table)
-
-
-def print_scores(console: Terminal, rows: Sequence[ScoreRow]) -> None:
-    """Print the scores of each system, greedy and sampled."""
-    table = _make_table("system", "sampling", "metric", "score", "95 %", "answers", "identical")
-    for r in rows:
-        table.add_row(
-            r.system,
-            r.sampling,
-            r.metric,
-            f"{r.score.mean:.3f}",
-            f"{r.score.low:.3f}–{r.score.high:.3f}",
-            f"{r.prompts} × {r.samples}",
-            "" if r.identical is None else f"{r.identical} of {r.prompts}",
         )
     console.print(table)
 

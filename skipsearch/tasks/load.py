@@ -247,6 +247,5 @@ def _task_from_manifest(
         ),
         calibration=tuple(calibration),
         holdout=tuple(holdout),
-        score=manifest.score,
         constraint=manifest.constraint,
     )

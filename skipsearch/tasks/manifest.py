@@ -17,7 +17,7 @@ from skipsearch.core.registry import unknown_name
 from skipsearch.core.strict_yaml import MAX_BYTES, Document, FileKind, read_yaml
 from skipsearch.errors import TaskError
 from skipsearch.tasks.prompt_template import Template, Text
-from skipsearch.tasks.task import TaskSampling, TaskScore
+from skipsearch.tasks.task import TaskSampling
 from skipsearch.tasks.task_files import open_task_file
 
 MANIFEST_NAME = "task.yaml"
@@ -100,7 +100,6 @@ class Manifest(_ManifestModel):
     shots: number of worked examples before each prompt; shot: the template of one.
     columns: our name of a column -> the dataset's name.
     single_line: columns whose line breaks become spaces.
-    score: how the answers are scored; None: they are not.
     constraint: the shape of the answers; None: any text.
     categories: rows with another value in the column `category` are not used; None: all are used.
     """
@@ -123,7 +122,6 @@ class Manifest(_ManifestModel):
     holdout: Count
     seed: Annotated[int, Field(ge=0)]
     end_on_repeat: Count | Literal["loop"] | None
-    score: TaskScore | None = None
     constraint: Constraint | None = None
 
     @model_validator(mode="after")
@@ -203,7 +201,6 @@ def _sibling_fields(key_path: tuple[Any, ...]) -> list[str]:
         "jsonl": JsonlSource,
         "hub": HubSource,
         "sampling": TaskSampling,
-        "score": TaskScore,
     }
     parent = str(key_path[-2]) if len(key_path) > 1 else ""
     return list(models.get(parent, Manifest).model_fields)

@@ -97,28 +97,9 @@ def render_row(row: Row, manifest: Manifest) -> RenderedRow:
     text = _render_template(row, template, row.columns)
     return RenderedRow(
         row,
-        strip_final_newline(
-            Prompt(row.id, text, _read_category(row), _render_target(row, manifest))
-        ),
+        strip_final_newline(Prompt(row.id, text, _read_category(row))),
         is_complete=bool(missing),
     )
-
-
-def _render_target(row: Row, manifest: Manifest) -> str:
-    """Return the text against which the answer to a row is scored.
-
-    It is empty if the task has no score, or if a column that the score's target needs is missing
-    from the row or blank.
-
-    Raises: TaskError.
-    """
-    score = manifest.score
-    if score is None:
-        return ""
-    values = [row.columns.get(name) for name in list_columns(score.target)]
-    if any(value is None or not str(value).strip() for value in values):
-        return ""
-    return _render_template(row, score.target, row.columns)
 
 
 def strip_final_newline(prompt: Prompt) -> Prompt:

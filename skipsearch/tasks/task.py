@@ -8,11 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field
-
 from skipsearch.core.constraint import Constraint
 from skipsearch.core.schema_types import FrozenModel, Temperature, TopK, TopP
-from skipsearch.tasks.prompt_template import Template, Text
 
 
 class TaskSampling(FrozenModel):
@@ -27,34 +24,17 @@ class TaskSampling(FrozenModel):
     top_k: TopK = 0
 
 
-class TaskScore(FrozenModel):
-    """How the answers of a task are scored.
-
-    metric: exact_match compares the final numbers (GSM8K), rouge the words, and pass@1 runs the
-        prompt and the answer as a program with its tests.
-    target: what an answer is compared with, or the tests, with the columns of a row as
-        placeholders. A row without these columns is not scored.
-    until: an answer ends before the first of these strings.
-    """
-
-    metric: Literal["exact_match", "rouge", "pass@1"]
-    target: Template
-    until: list[Text] = Field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One text to continue.
 
     id: where it came from; unique within its split.
     category: that of the source, if it has any.
-    target: what the answer is scored against; empty if it is not scored.
     """
 
     id: str
     text: str
     category: str = ""
-    target: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +51,6 @@ class Task:
         are.
     notes: what a reader of a measurement should know, one sentence each, such as a shortage of
         prompts.
-    score: None if answers are not scored.
     constraint: the shape of every answer; None: any text.
     """
 
@@ -87,7 +66,6 @@ class Task:
     notes: tuple[str, ...]
     calibration: tuple[Prompt, ...]
     holdout: tuple[Prompt, ...]
-    score: TaskScore | None = None
     constraint: Constraint | None = None
 
     @property

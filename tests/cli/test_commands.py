@@ -564,13 +564,6 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
             2,
             "`bench batch` compares our own systems",
         ),
-        (["bench", "scores"], 2, "give --profile FILE or --model M"),
-        (
-            ["bench", "scores", "--model", "demo", "--systems", "plain,llama-cpp"],
-            2,
-            "`bench scores` compares our own systems",
-        ),
-        (["bench", "scores", "--model", "demo", "--task", "pycode"], 1, "pycode has no score"),
         *(
             (["bench", command, "--model", "demo", *flag], 2, f"No such option: {flag[0]}")
             for command, *flag in (
