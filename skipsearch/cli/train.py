@@ -22,8 +22,7 @@ app = typer.Typer(
     help="Example: skipsearch train adapted --model demo --task pycode --out modules/\n\n"
     "Train a thin draft that is right more often. Only drafts use what is trained; the tokens stay "
     "the model's own. `tune --modules` then compares it with all other drafts.\n\n"
-    "You can interrupt a training: the same command continues it.\n\n"
-    "On several GPUs: accelerate launch -m skipsearch.cli.main train adapted …",
+    "You can interrupt a training: the same command continues it.",
 )
 
 Model = Annotated[

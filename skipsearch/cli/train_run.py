@@ -81,7 +81,6 @@ def run_training(
     from skipsearch.drafters.trained.module_weights import check_card
     from skipsearch.tasks import load_task
     from skipsearch.training.corpus import read_corpus
-    from skipsearch.training.distributed import join_process_group
     from skipsearch.training.driver import train, with_limits
     from skipsearch.training.trainer import TrainSettings
     from skipsearch.tuning.settings import parse_duration
@@ -101,13 +100,12 @@ def run_training(
     )
     warn([*task.notes] if task else [])
     card = _read_card(start.init_from)
-    group = join_process_group(device)
     adapter = load_cli_model(
         model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads
     )
     if card is not None:  # before the model writes text for minutes
         check_card(card, start.kind, adapter.spec, str(start.init_from))
-    with TrainView(err, silent=not group.is_main) as view:
+    with TrainView(err) as view:
         corpus = read_corpus(
             adapter,
             texts.data or [],
@@ -127,10 +125,7 @@ def run_training(
             options.extra_memory,
             view,
             options.force,
-            group,
         )
-    if result is None:  # the main process prints the result
-        return
     before, after = result.alpha
     following = (
         f"skipsearch tune --model {model} --task {texts.task or 'TASK'} --modules {options.out}"

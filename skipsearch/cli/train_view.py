@@ -22,12 +22,8 @@ class TrainView:
     of the training.
     """
 
-    def __init__(self, console: Terminal, silent: bool = False):
-        self.console, self.is_live, self.silent = (
-            console,
-            console.is_terminal and not silent,
-            silent,
-        )
+    def __init__(self, console: Terminal):
+        self.console, self.is_live = console, console.is_terminal
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -50,15 +46,13 @@ class TrainView:
         trace: TracebackType | None,
     ) -> None:
         self.bar.stop()
-        if isinstance(error, KeyboardInterrupt) and not self.silent:
+        if isinstance(error, KeyboardInterrupt):
             self.console.print(
                 "interrupted; the same command continues from the last checkpoint, half a minute "
                 "old at most"
             )
 
     def __call__(self, event: TrainEvent) -> None:
-        if self.silent:
-            return
         match event:
             case StageStarted(title):
                 self.stage = self.bar.add_task(title, total=None, note="")

@@ -5,5 +5,4 @@ corpus           text, including text that the model writes
 mask_selection   which sub-layers a trained draft keeps
 students         the trainable weights and draft passes of each kind of draft
 distill_batch    the full model's targets, and the draft steps of a text
-trainer          the training loop and its checkpoints
-distributed      several processes, one for each GPU"""
+trainer          the training loop and its checkpoints"""

@@ -44,7 +44,6 @@ from skipsearch.replay.replay import Replay
 from skipsearch.replay.trained_replay import load_trained_draft
 from skipsearch.training.corpus import Corpus
 from skipsearch.training.distill_batch import max_head_rows
-from skipsearch.training.distributed import SINGLE_PROCESS, ProcessGroup
 from skipsearch.training.draft_head_student import DraftHeadStudent, choose_vocabulary
 from skipsearch.training.mask_selection import prune_mask, select_mask
 from skipsearch.training.students import (
@@ -342,13 +341,11 @@ def train(
     extra_memory: str = "25%",
     on_event: TrainListener = lambda event: None,
     restart: bool = False,
-    processes: ProcessGroup = SINGLE_PROCESS,
-) -> TrainingResult | None:
+) -> TrainingResult:
     """Train a draft, and write it to a folder as a module.
 
-    restart: discard an interrupted training in this folder instead of resuming it. processes: the
-    processes that train together. Each of them calls this function, which returns None in all but
-    the main process. Raises: ModuleError."""
+    restart: discard an interrupted training in this folder instead of resuming it. Raises:
+    ModuleError."""
     student = plan.student
     model = student.model
     if student.extra_bytes > parse_memory_limit(extra_memory, model.weight_bytes):
@@ -359,10 +356,9 @@ def train(
         )
     make_private_dir(out)
     checkpoint = out / CHECKPOINT
-    if restart and processes.is_main:
+    if restart:
         checkpoint.unlink(missing_ok=True)
-    processes.wait_for_all()
-    trainer = Trainer(student, corpus.windows, settings, processes)
+    trainer = Trainer(student, corpus.windows, settings)
     before = measure_agreement(student, corpus)
     _report_depths(student, corpus, "before", on_event)
     on_event(
@@ -371,8 +367,6 @@ def train(
         )
     )
     trainer.run(checkpoint, on_event)
-    if not processes.is_main:
-        return None
     text, earlier = corpus.description, None
     if plan.start is not None:
         text, earlier = f"from {plan.start.path.name} on: {text}", plan.start.card.trained

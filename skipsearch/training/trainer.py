@@ -26,7 +26,6 @@ from torch.nn.utils import clip_grad_norm_
 from skipsearch.errors import ModuleError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.training.distill_batch import max_head_rows
-from skipsearch.training.distributed import SINGLE_PROCESS, ProcessGroup
 from skipsearch.training.students import Student
 
 CHECKPOINT_INTERVAL_S = 30.0  # a killed training loses at most this and its current step
@@ -44,7 +43,7 @@ class TrainSettings:
 
     steps: int | None = None
     seconds: float | None = 600.0
-    batch_size: int = 16  # texts per step and process
+    batch_size: int = 16  # texts per step
     learning_rate: float = 3e-3
     top_k: int = 64  # the full model's most likely tokens, to which the loss is restricted
     # Steps that use the output of one pass of the full model, which takes half of a step's time.
@@ -71,18 +70,10 @@ class TrainProgress:
 class Trainer:
     """A training that can be interrupted and resumed.
 
-    texts: [N, T] token ids on the CPU. process_group: in each step, each of its processes reads
-    `settings.batch_size` texts. The step is the same as if one process read all of these texts.
-    Raises: ModuleError if the texts are too short for a draft.
+    texts: [N, T] token ids on the CPU. Raises: ModuleError if the texts are too short for a draft.
     """
 
-    def __init__(
-        self,
-        student: Student,
-        texts: Tensor,
-        settings: TrainSettings,
-        process_group: ProcessGroup = SINGLE_PROCESS,
-    ):
+    def __init__(self, student: Student, texts: Tensor, settings: TrainSettings):
         if texts.ndim != 2 or texts.shape[1] < 2 * student.draft_length or not len(texts):
             raise ModuleError(
                 f"there is too little text to train on ({texts.numel()} tokens): give more with "
@@ -93,12 +84,7 @@ class Trainer:
                 f"steps is {settings.steps} and seconds is {settings.seconds}: a training needs a "
                 "limit above 0, of steps or of seconds"
             )
-        self.student, self.texts, self.settings, self.process_group = (
-            student,
-            texts,
-            settings,
-            process_group,
-        )
+        self.student, self.texts, self.settings = student, texts, settings
         self.parameters = student.parameters
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
@@ -112,7 +98,7 @@ class Trainer:
         facts = {k: v for k, v in asdict(self.settings).items() if k not in ("steps", "seconds")}
         spec = self.student.model.spec
         facts |= self.student.facts | {
-            "batch": self._texts_per_step,
+            "batch": self.settings.batch_size,
             "model": spec.weights_sha256 or spec.id,
             "dtype": spec.dtype_name,
             "texts": hashlib.sha256(self.texts.numpy().tobytes()).hexdigest(),
@@ -128,15 +114,8 @@ class Trainer:
 
         checkpoint: the file of the training's checkpoint. If it exists, the training is resumed
         from it. Raises: ModuleError."""
-        if not self.process_group.all_equal(self.fingerprint):
-            raise ModuleError(
-                "the processes of this training do not begin with the same: give all of them the "
-                "same --data, and a mask by "
-                "--profile or --init-from"
-            )
         if checkpoint is not None and checkpoint.exists():
             self.load_checkpoint(checkpoint)
-        self.process_group.wait_for_all()
         saved_at = perf_counter()
         share = self._share_done()
         while share < 1:
@@ -154,14 +133,10 @@ class Trainer:
                     share,
                 )
             )
-            if (
-                checkpoint is not None
-                and self.process_group.is_main
-                and perf_counter() - saved_at > CHECKPOINT_INTERVAL_S
-            ):
+            if checkpoint is not None and perf_counter() - saved_at > CHECKPOINT_INTERVAL_S:
                 self.save_checkpoint(checkpoint)
                 saved_at = perf_counter()
-        if checkpoint is not None and self.process_group.is_main:
+        if checkpoint is not None:
             self.save_checkpoint(checkpoint)
 
     def run_step(self, share_done: float) -> None:
@@ -174,10 +149,6 @@ class Trainer:
         )
         with make_autocast(self.student.model):
             loss, agreement, n_rows = self.accumulate_gradients(self._get_teacher_output(), first)
-        self.process_group.average_tensors(
-            [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-        )
-        # The averaged gradients are those of all processes, so all of them stop at the same step.
         norm = float(clip_grad_norm_(self.parameters.values(), MAX_GRAD_NORM))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise ModuleError(
@@ -200,7 +171,7 @@ class Trainer:
             mix * self.agreement + (1 - mix) * agreement,
         )
         self.n_steps += 1
-        self.n_rows += n_rows * self.process_group.n_processes
+        self.n_rows += n_rows
 
     def _get_teacher_output(self) -> Any:
         """Return the teacher output that this step trains on.
@@ -217,9 +188,8 @@ class Trainer:
         }
         if index not in self._teacher_outputs:
             chosen = torch.randint(
-                len(self.texts), (self._texts_per_step,), generator=self._make_generator(index)
+                len(self.texts), (self.settings.batch_size,), generator=self._make_generator(index)
             )
-            chosen = chosen.view(self.process_group.n_processes, -1)[self.process_group.rank]
             texts = self.texts[chosen].long().to(self.student.model.spec.device)
             self._teacher_outputs[index] = self.student.run_teacher(texts, self.settings.top_k)
         return self._teacher_outputs[index]
@@ -236,14 +206,9 @@ class Trainer:
         """The tokens that the full model has read so far."""
         return (
             -(-self.n_steps // self.settings.steps_per_teacher_pass)
-            * self._texts_per_step
+            * self.settings.batch_size
             * self.texts.shape[1]
         )
-
-    @property
-    def _texts_per_step(self) -> int:
-        """The number of texts of a step, over all processes together."""
-        return self.settings.batch_size * self.process_group.n_processes
 
     def accumulate_gradients(self, teacher_output: Any, offset: int) -> tuple[float, float, int]:
         """Add the gradients of one draft pass, and return (loss, agreement, rows).
@@ -327,8 +292,8 @@ class Trainer:
     def _share_done(self) -> float:
         """Return the share of the training that is done; 1 or more at the end."""
         steps, seconds = self.settings.steps, self.settings.seconds
-        return self.process_group.broadcast_from_main(
-            max(self.n_steps / steps if steps else 0.0, self.seconds / seconds if seconds else 0.0)
+        return max(
+            self.n_steps / steps if steps else 0.0, self.seconds / seconds if seconds else 0.0
         )
 
 
