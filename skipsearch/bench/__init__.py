@@ -15,14 +15,12 @@ systems rotates, and ratios are paired by prompt:
     peak_memory     bytes that a pass reads and that a run allocates
     hugging_face    decoding by transformers' `generate`
     llama_cpp       decoding by llama.cpp; `gguf_writer` writes the weights for it
-    plot            a run as a picture (`bench run --picture`)
 """
 
 from skipsearch.bench.batch_sizes import BatchRow, add_batch_speedups, run_batch_benchmark
 from skipsearch.bench.bench_prompts import BenchRequest, make_random_requests, make_task_requests
 from skipsearch.bench.benchmark import BenchRow, DrafterRow, run_benchmark
 from skipsearch.bench.pass_costs import CostRow, measure_cost_table, measure_llama_costs
-from skipsearch.bench.plot import check_plot_file, plot_rows
 from skipsearch.bench.systems import PLAIN_WEIGHTS, SYSTEMS, ExternalSystem, System, make_systems
 
 __all__ = [
@@ -36,13 +34,11 @@ __all__ = [
     "ExternalSystem",
     "System",
     "add_batch_speedups",
-    "check_plot_file",
     "make_random_requests",
     "make_systems",
     "make_task_requests",
     "measure_cost_table",
     "measure_llama_costs",
-    "plot_rows",
     "run_batch_benchmark",
     "run_benchmark",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -62,9 +61,6 @@ def run(
         ),
     ] = False,
     exact: Exact = False,
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw the result into a .png, .svg or .pdf file.")
-    ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
@@ -83,20 +79,14 @@ def run(
     lengths = parse_numbers(contexts, "--contexts", "128,1024,4096") if contexts else []
     from skipsearch.bench import (
         ExternalSystem,
-        check_plot_file,
         measure_cost_table,
         measure_llama_costs,
-        plot_rows,
         run_benchmark,
     )
     from skipsearch.cli.bench_view import print_costs, print_rows
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.progress import ProgressBar
 
-    if picture:
-        check_plot_file(
-            picture, {"--profile": [profile] if profile else [], "--data": [data] if data else []}
-        )
     loaded = prepare_systems(
         profile,
         model,
@@ -144,10 +134,6 @@ def run(
             *(measure_llama_costs(llama, context) for llama in llamas.values()),
         )
     ]
-    title = ", ".join(filter(None, (spec.id, spec.dtype_name, spec.quantization, setup.prompts)))
-    title += " (random weights: speed only)" if setup.has_random_weights else ""
-    if picture:
-        plot_rows(rows, title, picture)
     if as_json:
         print_json(
             {

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import gc
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from mmap import PAGESIZE, mmap
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +17,6 @@ from skipsearch.bench import (
     DrafterRow,
     make_random_requests,
     measure_cost_table,
-    plot_rows,
     run_benchmark,
 )
 from skipsearch.bench.bench_prompts import spec_bench_category
@@ -37,7 +33,6 @@ from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.skip.spec import Skip
-from skipsearch.errors import DecodeError
 from skipsearch.models import load_adapter
 from skipsearch.tasks import Prompt
 
@@ -260,37 +255,6 @@ def test_random_requests_are_the_same_every_time_and_of_the_models_vocabulary() 
     a, b = make_random_requests(model, 3), make_random_requests(model, 3)
     assert a == b
     assert all(0 <= t < model.spec.vocab_size for r in a for t in r.prompt_ids)
-
-
-def test_a_picture_shows_systems_and_contexts(tmp_path: Path) -> None:
-    rows = run_benchmark(
-        [Fake("plain", 0.004), Fake("profile", 0.002)], REQUESTS, repeats=1, contexts=[16, 64]
-    )
-    for file in (tmp_path / "b.png", tmp_path / "b.svg"):
-        plot_rows(rows, "title", file)
-        assert file.stat().st_size > 5000
-    with pytest.raises(DecodeError, match="choose another with --picture"):
-        plot_rows(rows, "title", tmp_path / "b.png" / "b.png")
-    with pytest.raises(DecodeError, match=r"choose another file, ending in \.png"):
-        plot_rows(rows, "title", tmp_path / "b.xyz")
-
-
-def test_a_picture_that_a_full_disk_cuts_short_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    (tmp_path / "b.svg").write_text("the old one")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        DecodeError, match=r"cannot write .*b\.svg: No space left on device; make room there"
-    ):
-        plot_rows(
-            run_benchmark([Fake("plain", 0.004)], REQUESTS, repeats=1), "title", tmp_path / "b.svg"
-        )
-    assert os.listdir(tmp_path) == ["b.svg"]
-    assert (tmp_path / "b.svg").read_text() == "the old one"
 
 
 def test_a_loop_is_left_as_it_was() -> None:

@@ -321,9 +321,7 @@ def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_fa
 
 
 @pytest.mark.thorough
-def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
-    capsys, monkeypatch, tmp_path
-):
+def test_bench_of_random_weights_says_so_and_shows_costs_and_contexts(capsys, monkeypatch):
     code, printed, shown = run_in_process(
         capsys,
         monkeypatch,
@@ -342,8 +340,6 @@ def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
         "--costs",
         "--contexts",
         "16,64",
-        "--picture",
-        str(tmp_path / "b.png"),
         "--json",
     )
     assert code == 0, shown
@@ -357,7 +353,6 @@ def test_bench_of_random_weights_says_so_and_shows_costs_contexts_and_a_picture(
     assert [row["system"] for row in answer["rows"]] == ["plain", "skip", "plain@hf", "hf-generate"]
     assert all(sorted(row["by_context"]) == ["16", "64"] for row in answer["rows"])
     assert all(row["identical"] == 2 for row in answer["rows"])
-    assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(consoles, "out", consoles.Terminal(width=160))
     code, printed, shown = run_in_process(
         capsys,
@@ -571,7 +566,6 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
                 ("run", "--modules", "x"),
                 ("batch", "--costs"),
                 ("batch", "--contexts", "128"),
-                ("batch", "--picture", "x.png"),
                 ("methods", "--systems", "plain"),
                 ("methods", "--profile", "x.yaml"),
             )

@@ -33,7 +33,6 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     make_study("search.journal", {"gp": 2}).close()
     make_study("sqlite:///search.db", {"gp": 2})
     shutil.copy(GOLDEN / "v3_speculate.yaml", "own.yaml")
-    shutil.copy(GOLDEN / "v3_speculate.yaml", "own.png")
     Path("rows.jsonl").write_text(
         "".join(json.dumps({"question": n * "ab"}) + "\n" for n in (1, 2))
     )
@@ -45,7 +44,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         "end_on_repeat: 6\n"
     )
     Path("folder").mkdir()
-    for name in ("own.yaml", "search.journal", "search.db", "own.png"):
+    for name in ("own.yaml", "search.journal", "search.db"):
         Path(f"link-{name}").symlink_to(name)
         os.link(name, f"hard-{name}")
     return command
@@ -97,22 +96,6 @@ def test_a_search_does_not_replace_its_own_study_or_text(
         status, err = run("tune", "--model", "demo", "--task", ".", *arguments, way)
         assert status == 1
         assert f"is the file of {lost}, which would be lost: write another with --out" in err
-
-
-@pytest.mark.parametrize("picture", names("own.png"))
-def test_a_picture_is_not_drawn_over_the_profile_and_that_is_said_before_the_measurement(
-    run: Run, picture: str
-) -> None:
-    status, err = run("bench", "run", "--profile", "own.png", "--picture", picture)
-    assert (status, err) == (
-        1,
-        f"error: --picture {picture} is the file of --profile, which would be lost: write another "
-        "with --picture",
-    )
-    assert (
-        "choose another file, ending in .png, .svg or .pdf"
-        in run("bench", "run", "--model", "demo", "--picture", "picture.doc")[1]
-    )
 
 
 @pytest.mark.parametrize("out", ["pipe", "/dev/null"])
