@@ -20,8 +20,7 @@ from skipsearch.decoding.processed import ConstraintProcessor, ProcessedAcceptan
 from skipsearch.decoding.stopping import StopCondition
 from skipsearch.decoding.trees import accept_tree_greedy, accept_tree_sampled
 from skipsearch.drafters import DecodeContext, Draft, DraftSession, PartialPass
-from skipsearch.drafters.base import TokenSampler
-from skipsearch.engine.sampler import TemperatureSampler
+from skipsearch.engine.sampler import TemperatureSampler, TokenSampler
 
 FORCED_KIND = "forced"  # the name of what drafts forced tokens, in statistics and traces
 MAX_FORCED = 32  # forced tokens of a round; almost all are accepted

@@ -24,7 +24,7 @@ rest in `session.py`, which `build` imports."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
@@ -32,50 +32,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from skipsearch.drafters.lookup.answer_memory import AnswerMemory
-    from skipsearch.engine import DraftScores, LayerTap
-    from skipsearch.models.adapter import DrawSettings, ModelAdapter
+    from skipsearch.engine import LayerTap
+    from skipsearch.engine.sampler import TokenSampler
+    from skipsearch.models.adapter import ModelAdapter
     from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
-
-
-class TokenSampler(Protocol):
-    """A sampler that chooses tokens greedily, or draws them from a warped distribution."""
-
-    @property
-    def key(self) -> Hashable:
-        """A key. Samplers with equal keys compute equal scores from equal logits."""
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether `draw` returns the `n_choices` most likely tokens, without a distribution."""
-
-    @property
-    def draw_settings(self) -> DrawSettings | None:
-        """How `draw` draws a token, if an engine can do the same; None: greedily, or otherwise."""
-
-    @property
-    def n_choices(self) -> int:
-        """The number of tokens that `draw` returns: the choice and its siblings."""
-
-    def score(self, logits: Tensor, with_confidence: bool) -> DraftScores:
-        """Return the scores from which `draw` chooses.
-
-        logits: [B, V]. with_confidence: include the top probability of the distribution from which
-        the token is drawn. For a greedy sampler, this is the plain softmax.
-        """
-
-    def draw(self, scores: DraftScores) -> tuple[Tensor, Tensor | None]:
-        """Return (tokens [B, n_choices], the distributions [B, V] that they are drawn from).
-
-        If the sampler is greedy, the distributions are None.
-        """
-
-    def top(self, n_choices: int) -> TokenSampler:
-        """Return a sampler whose `draw` returns tokens [B, n_choices].
-
-        Column 0 is the choice. Each later column is the choice among the tokens that earlier
-        columns leave. If no token with a probability above 0 is left, a token of probability 0 is
-        returned.
-        """
 
 
 @dataclass

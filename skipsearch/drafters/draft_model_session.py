@@ -12,16 +12,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from skipsearch.core.reading import Reading
-from skipsearch.drafters.base import (
-    DecodeContext,
-    Draft,
-    Drafter,
-    DraftSession,
-    LearningDrafter,
-    TokenSampler,
-)
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, LearningDrafter
 from skipsearch.engine import LayerTap
 from skipsearch.engine.draft_model import DraftModel, make_draft_model
+from skipsearch.engine.sampler import TokenSampler
 from skipsearch.errors import MaskError
 from skipsearch.models.adapter import DraftScores, DrawSettings, ModelAdapter
 from skipsearch.models.head_rows import HeadRows

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 from math import isnan
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from skipsearch.core.schema_types import MAX_TEMPERATURE, MAX_TOP_K
 from skipsearch.engine import draws
 from skipsearch.errors import DecodeError
-from skipsearch.models.adapter import DraftScores, DrawSettings
+from skipsearch.models.adapter import DraftScorer, DraftScores, DrawSettings
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,24 @@ def make_sampler(
     if sampling.is_greedy:
         return GreedySampler()
     return TemperatureSampler(sampling, generator, engine_draws)
+
+
+class TokenSampler(DraftScorer, Protocol):
+    """A sampler that chooses tokens greedily, or draws them from a warped distribution."""
+
+    def draw(self, scores: DraftScores) -> tuple[Tensor, Tensor | None]:
+        """Return (tokens [B, n_choices], the distributions [B, V] that they are drawn from).
+
+        If the sampler is greedy, the distributions are None.
+        """
+
+    def top(self, n_choices: int) -> TokenSampler:
+        """Return a sampler whose `draw` returns tokens [B, n_choices].
+
+        Column 0 is the choice. Each later column is the choice among the tokens that earlier
+        columns leave. If no token with a probability above 0 is left, a token of probability 0 is
+        returned.
+        """
 
 
 class GreedySampler:

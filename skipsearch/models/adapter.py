@@ -107,10 +107,15 @@ class DraftScorer(Protocol):
         """Whether scores are the `n_choices` most likely tokens, without a distribution."""
 
     @property
-    def n_choices(self) -> int: ...
+    def n_choices(self) -> int:
+        """The number of tokens that are chosen: the choice and its siblings."""
 
     def score(self, logits: Tensor, with_confidence: bool) -> DraftScores:
-        """Score logits [B, V]."""
+        """Return the scores from which tokens are chosen.
+
+        logits: [B, V]. with_confidence: include the top probability of the distribution from which
+        the token is drawn. For a greedy scorer, this is the plain softmax.
+        """
 
 
 class LayerRunner(Protocol):

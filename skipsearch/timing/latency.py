@@ -24,9 +24,8 @@ from skipsearch.core.cost_model import Costs
 from skipsearch.core.machine import synchronize
 from skipsearch.core.mask import SkipMask
 from skipsearch.decoding.acceptor import accept_chain
-from skipsearch.drafters.base import TokenSampler
 from skipsearch.engine import draft_chain, draft_step, forward, no_grad
-from skipsearch.engine.sampler import GREEDY, SamplingParams, make_sampler
+from skipsearch.engine.sampler import GREEDY, SamplingParams, TokenSampler, make_sampler
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.unmodified import experts_of
 from skipsearch.models.kv_cache import Planner

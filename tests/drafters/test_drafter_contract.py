@@ -19,14 +19,18 @@ from torch import Tensor
 from skipsearch.core.recipe import DrafterSpec, Recipe
 from skipsearch.drafters import DRAFTERS, DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.drafters.asd.spec import ASD
-from skipsearch.drafters.base import TokenSampler
 from skipsearch.drafters.clasp.spec import CLaSp
 from skipsearch.drafters.exits.fixed import Fixed
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.drafters.swift.spec import SWIFT
 from skipsearch.engine import forward
-from skipsearch.engine.sampler import GreedySampler, SamplingParams, TemperatureSampler
+from skipsearch.engine.sampler import (
+    GreedySampler,
+    SamplingParams,
+    TemperatureSampler,
+    TokenSampler,
+)
 from skipsearch.models.kv_cache import KVCache, Planner
 
 # How each drafter is set up for these tests: a new one adds its line.

@@ -8,13 +8,12 @@ from helpers.modules import module_folder, small_mtp
 from helpers.tiny import tiny_model_and_reference, use_engine
 
 from skipsearch.core.reading import BITS_OF_WEIGHTS
-from skipsearch.drafters.base import TokenSampler
 from skipsearch.drafters.mtp.weights import TrainedHead, load_draft_head
 from skipsearch.engine import no_grad
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.engine.native.blocks import round_weight
 from skipsearch.engine.native.draft_head import NativeHeadRunner
-from skipsearch.engine.sampler import GREEDY, SamplingParams, make_sampler
+from skipsearch.engine.sampler import GREEDY, SamplingParams, TokenSampler, make_sampler
 from skipsearch.errors import ModelError
 from skipsearch.models.adapter import DraftScores
 from skipsearch.models.kv_cache import Planner

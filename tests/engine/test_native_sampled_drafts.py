@@ -15,11 +15,10 @@ from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading, Vocabulary
-from skipsearch.drafters.base import TokenSampler
 from skipsearch.drafters.draft_model_session import HeadRowsSampler
 from skipsearch.engine import draft_chain, draft_step, no_grad
 from skipsearch.engine.draft_model import make_draft_model
-from skipsearch.engine.sampler import SamplingParams, TemperatureSampler
+from skipsearch.engine.sampler import SamplingParams, TemperatureSampler, TokenSampler
 from skipsearch.models.adapter import ModelAdapter
 
 from .test_native_drafts import CAPACITY, DTYPES, masks, native, prefilled

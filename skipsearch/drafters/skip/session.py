@@ -11,9 +11,10 @@ from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Siblings
-from skipsearch.drafters.base import DecodeContext, Draft, DraftSession, TokenSampler
+from skipsearch.drafters.base import DecodeContext, Draft, DraftSession
 from skipsearch.drafters.exits import Exit, ThresholdExitSession
 from skipsearch.engine import draft_chain, draft_step, forward
+from skipsearch.engine.sampler import TokenSampler
 from skipsearch.models.adapter import DraftScores
 
 
