@@ -11,8 +11,7 @@ systems rotates, and ratios are paired by prompt:
     batch_sizes     speedup by number of requests in a batch (`bench batch`)
     method_table    every drafter at its best settings, in one table (`bench methods`)
     pass_costs      draft and verify costs by engine (`bench run --costs`)
-    pass_timing     time of a run in draft passes, full passes and the loop
-    peak_memory     bytes that a pass reads and that a run allocates
+    peak_memory     bytes that a run allocates
     hugging_face    decoding by transformers' `generate`
     llama_cpp       decoding by llama.cpp; `gguf_writer` writes the weights for it
 """

@@ -11,11 +11,9 @@ from statistics import median
 from typing import Any
 
 from skipsearch.bench.bench_prompts import BenchRequest
-from skipsearch.bench.pass_timing import PassTimes, time_passes_of
-from skipsearch.bench.peak_memory import bytes_per_token, measure_bandwidth, measure_peak_memory
+from skipsearch.bench.peak_memory import measure_peak_memory
 from skipsearch.bench.systems import SkipsearchSystem, System, SystemRun
-from skipsearch.core.stats import DecodeStats, Estimate, bootstrap_ratio, expected_speedup
-from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.core.stats import DecodeStats, Estimate, bootstrap_ratio
 
 BenchProgress = Callable[[int, int], None]
 CONTEXT_TOKENS = 32  # generated after each context
@@ -47,15 +45,10 @@ class BenchRow:
     ms_per_token: median over all runs, without the first token; its quartiles follow.
     speedup: over the first system, paired by prompt, with its 95 % interval.
     identical: number of prompts whose tokens equal those of the first system.
-    beta, verify_ratio: time of a draft step and of a verify pass over the time of a plain pass.
-    Each is timed separately, on the same engine. None if no system decodes plainly on that engine.
-    closed_form: speedup over plain decoding on the same engine that α, β, v and a fixed draft
-    length predict.
+    beta, verify_ratio: time of a drafted token and of a verify pass over that of a plain pass on
+    the same engine. None if nothing was drafted, or if no system decodes plainly on that engine.
     peak_bytes: bytes of the weights plus the most bytes that a run allocates besides them.
     memory_normalised: the speedup divided by peak_bytes relative to the first system (S3D's M).
-    bandwidth_share: bandwidth at which a token's bytes are read, over the bandwidth that this
-    machine reaches; None if a token takes more or less than one pass.
-    loop_overhead: fraction of the decode time outside model passes.
     by_drafter: one row for each drafter, in the order of the recipe.
     by_group: speedup by category of prompts.
     by_context: milliseconds per token by number of context tokens.
@@ -76,11 +69,8 @@ class BenchRow:
     accepted_fraction: float | None
     beta: float | None
     verify_ratio: float | None
-    closed_form: float | None
     peak_bytes: int | None
     memory_normalised: float | None
-    bandwidth_share: float | None
-    loop_overhead: float | None
     by_drafter: list[DrafterRow]
     by_group: dict[str, Estimate]
     by_context: dict[int, float]
@@ -118,16 +108,8 @@ def run_benchmark(
         )
         for system in systems
     }
-    bandwidth = measure_bandwidth(systems[0].model.spec.device, systems[0].model.read_bytes)
-    times = {
-        system.name: time_passes_of(system, requests[:8])
-        for system in systems
-        if isinstance(system, SkipsearchSystem)
-    }
     return [
-        _make_bench_row(
-            system, systems, requests, runs, paces[system.name], peaks, bandwidth, times
-        )
+        _make_bench_row(system, systems, requests, runs, paces[system.name], peaks)
         for system in systems
     ]
 
@@ -177,28 +159,19 @@ def _make_bench_row(
     all_runs: dict[str, list[list[SystemRun]]],
     by_context: dict[int, float],
     peaks: dict[str, int | None],
-    bandwidth: float,
-    pass_times: dict[str, PassTimes],
 ) -> BenchRow:
     """Return the result of one system, from the runs and measurements of all systems."""
     first, runs = all_runs[systems[0].name], all_runs[system.name]
     pace = sorted(1e3 * r.decode_s / (len(r.tokens) - 1) for rs in runs for r in rs)
-    stats = sum((r.stats for rs in runs for r in rs if r.stats), DecodeStats())
+    stats = _sum_stats(runs)
     seconds = sum(r.first_token_s + r.decode_s for rs in runs for r in rs)
     written = sum(len(r.tokens) for rs in runs for r in rs)
     speedup = _paired_speedup(first, runs)
-    mine, plain = pass_times.get(system.name), _plain_pass_s(system, systems, pass_times)
-    beta = mine.mean_draft_s / plain if mine and mine.mean_draft_s and plain else None
-    v = mine.mean_full_s / plain if mine and stats.drafted and plain else None
+    plain_pass_s = _plain_pass_s(system, systems, all_runs)
+    beta, v = stats.cost_ratios(plain_pass_s) if plain_pass_s else (None, None)
     memory, reference = (
         None if peaks[p.name] is None else p.model.weight_bytes + (peaks[p.name] or 0)
         for p in (system, systems[0])
-    )
-    context = sum((len(r.prompt_ids) + r.new_tokens / 2) for r in requests) / len(requests)
-    a_pass_a_token = (
-        stats.drafted == 0
-        if stats.rounds
-        else system.name in ("hf-generate", "hf-compile", "llama-cpp")
     )
     typical = median(pace)
     return BenchRow(
@@ -217,13 +190,8 @@ def _make_bench_row(
         accepted_fraction=stats.accepted_fraction,
         beta=beta,
         verify_ratio=v,
-        closed_form=_closed_form_speedup(system, stats, beta, v),
         peak_bytes=memory,
         memory_normalised=speedup.mean * reference / memory if memory and reference else None,
-        bandwidth_share=bytes_per_token(system.model, context) / (typical / 1e3) / bandwidth
-        if a_pass_a_token
-        else None,
-        loop_overhead=mine.loop_share if mine else None,
         by_drafter=_drafter_rows(system, stats),
         by_group={
             g: _paired_speedup(
@@ -261,25 +229,19 @@ def _paired_speedup(baseline: list[list[SystemRun]], ours: list[list[SystemRun]]
     return bootstrap_ratio(theirs, mine)
 
 
+def _sum_stats(runs: list[list[SystemRun]]) -> DecodeStats:
+    return sum((r.stats for rs in runs for r in rs if r.stats), DecodeStats())
+
+
 def _plain_pass_s(
-    system: System, systems: Sequence[System], pass_times: dict[str, PassTimes]
+    system: System, systems: Sequence[System], all_runs: dict[str, list[list[SystemRun]]]
 ) -> float | None:
     """Return the seconds of a plain pass on the system's engine.
 
     None if no system decodes plainly on this engine.
     """
-    plain = [
-        other for other in systems if other.name.startswith("plain") and other.model is system.model
-    ]
-    return pass_times[plain[0].name].mean_full_s if plain and plain[0].name in pass_times else None
-
-
-def _closed_form_speedup(
-    system: System, stats: DecodeStats, beta: float | None, verify_ratio: float | None
-) -> float | None:
-    """Return the speedup that α, β and v predict; None unless one drafter drafts a fixed length."""
-    drafters = system.decoder.recipe.drafters if isinstance(system, SkipsearchSystem) else ()
-    fixed = len(drafters) == 1 and isinstance(getattr(drafters[0], "exit", None), Fixed)
-    if not fixed or beta is None or verify_ratio is None or stats.alpha is None:
-        return None
-    return expected_speedup(stats.alpha, drafters[0].draft_length, beta, verify_ratio)
+    for other in systems:
+        if other.name.startswith("plain") and other.model is system.model:
+            stats = _sum_stats(all_runs[other.name])
+            return stats.decode_seconds / stats.rounds
+    return None

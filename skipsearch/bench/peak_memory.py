@@ -1,55 +1,16 @@
-"""Measure memory: bytes that a pass reads per token, read bandwidth, and peak memory of a run."""
+"""Measure the peak memory of a run."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
 from skipsearch.core.machine import synchronize
-from skipsearch.engine import forward, no_grad
-from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.kv_cache import Planner
 
 STATUS_FILE, CLEAR_REFS_FILE = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-def bytes_per_token(model: ModelAdapter, context: float) -> float:
-    """Return the bytes that one token of plain decoding reads.
-
-    These are all weights and the K/V of `context` tokens. If the embedding is not also the head,
-    only one row of it counts.
-    """
-    spec = model.spec
-    cache = model.new_cache(1, 8)
-    no_grad(forward)(
-        model,
-        torch.zeros(1, 2, dtype=torch.long, device=spec.device),
-        cache,
-        Planner(8, spec.device).plan_chain(0, 2),
-    )
-    one_token = cache.nbytes / cache.capacity
-    return model.read_bytes + one_token * context
-
-
-def measure_bandwidth(device: torch.device, buffer_bytes: float, repeats: int = 15) -> float:
-    """Return the bytes per second at which a sum reads a buffer, the best of `repeats` runs.
-
-    buffer_bytes: size of the buffer. If it has the size of the model, it uses the CPU caches as the
-    weights do. A sum only reads, so this is an upper bound for any decoder.
-    """
-    buffer = torch.ones(int(max(buffer_bytes, 1e6)) // 4, device=device)
-    times = []
-    for _ in range(repeats):
-        synchronize(device)
-        started = perf_counter()
-        buffer.sum()
-        synchronize(device)
-        times.append(perf_counter() - started)
-    return buffer.nbytes / min(times)
 
 
 def measure_peak_memory(run: Callable[[], object], device: torch.device) -> int | None:

@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 HEADINGS = (
     "× FIRST: times as fast as FIRST, with its 95 % interval; identical: prompts with the tokens "
     "of FIRST",
-    "M: speed over memory, both relative to FIRST; read: share of what this machine can read in "
-    "that time",
+    "M: speed over memory, both relative to FIRST",
     "τ: tokens a round; α: chance that a draft is accepted; accepted: share of all drafted tokens",
-    "β, v: a draft and a verify pass over a plain pass; closed form: the speedup that α, β and v "
-    "predict",
-    "loop: share of the time outside model passes",
+    "β, v: time of a drafted token and of a verify pass over that of a plain pass",
 )
 POSITIONS_SHOWN = 8  # of a draft
 ROWS_SHOWN = (2, 3, 4, 6, 8, 12, 16)
@@ -42,7 +39,7 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
     console.print(table)
     console.print()
     table = _make_table(
-        "system", "quartiles", "first token", "tokens/s", "with prefill", "memory", "M", "read"
+        "system", "quartiles", "first token", "tokens/s", "with prefill", "memory", "M"
     )
     for r in rows:
         memory = "" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.0f} MB"
@@ -54,11 +51,10 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
             f"{r.end_to_end_tokens_per_second:.0f}",
             memory,
             _format_number(r.memory_normalised),
-            _format_share(r.bandwidth_share),
         )
     console.print(table)
     console.print()
-    table = _make_table("system", "τ", "α", "accepted", "β", "v", "closed form", "loop")
+    table = _make_table("system", "τ", "α", "accepted", "β", "v")
     for r in rows:
         table.add_row(
             r.system,
@@ -67,8 +63,6 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
             _format_share(r.accepted_fraction),
             _format_number(r.beta),
             _format_number(r.verify_ratio),
-            _format_number(r.closed_form),
-            _format_share(r.loop_overhead),
         )
     console.print(table)
     _print_drafters(console, rows)

@@ -227,6 +227,18 @@ class DecodeStats:
         """Decode seconds per token, without the prefill and the token that it yields."""
         return self.decode_seconds / self.round_tokens if self.round_tokens else None
 
+    def cost_ratios(self, plain_pass_s: float) -> tuple[float | None, float | None]:
+        """Return (β, v): time of a drafted token and of a verify pass over that of a plain pass.
+
+        Both are None if nothing was drafted. plain_pass_s: seconds of a plain pass.
+        """
+        if not self.drafted:
+            return None, None
+        return (
+            self.draft_seconds / self.drafted / plain_pass_s,
+            self.verify_seconds / self.rounds / plain_pass_s,
+        )
+
     def add_observing_time(self, seconds: float, selects_mask: bool) -> None:
         """Add the seconds in which a session read hidden states.
 

@@ -134,6 +134,7 @@ def _build_measurement(
     divergences = find_divergences(model, workload, plain, drafted) if is_greedy else []
     n_compared = drafted.n_prompts if is_greedy else 0
     plain_pass_s = baseline.decode_seconds / baseline.rounds
+    beta, verify_ratio = stats.cost_ratios(plain_pass_s)
     reasons = {x.prompt_index: x.generation.finish_reason for x in drafted.samples}
     n_ended = sum(reason in ("eos", "stop") for reason in reasons.values())
     n_looped = sum(reason == "loop" for reason in reasons.values())
@@ -145,12 +146,8 @@ def _build_measurement(
         alpha=_round_or_none(stats.alpha),
         accepted_fraction=_round_or_none(stats.accepted_fraction),
         tau=round_significant(stats.tau or 1.0),
-        beta=_round_or_none(
-            stats.draft_seconds / stats.drafted / plain_pass_s if stats.drafted else None
-        ),
-        verify_ratio=_round_or_none(
-            stats.verify_seconds / stats.rounds / plain_pass_s if stats.drafted else None
-        ),
+        beta=_round_or_none(beta),
+        verify_ratio=_round_or_none(verify_ratio),
         prompts=drafted.n_prompts,
         tokens=once.tokens,
         context_tokens=s.ContextTokens(p50=round(median(contexts)), max=max(contexts)),

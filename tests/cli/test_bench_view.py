@@ -30,11 +30,8 @@ def test_bench_cuts_no_number_on_a_narrow_terminal(width: int) -> None:
         0.5,
         0.52,
         1.13,
-        1.4,
         39_000_000_000,
         1.2,
-        0.85,
-        0.11,
         [],
         {},
         {128: 12345.67, 4000: 23456.78},
@@ -49,7 +46,6 @@ def test_bench_cuts_no_number_on_a_narrow_terminal(width: int) -> None:
         "12000–13000",
         "1234 ms",
         "39000 MB",
-        "85 %",
         "23457",
     ):
         assert number in said.getvalue(), number
