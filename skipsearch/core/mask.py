@@ -85,15 +85,6 @@ class SkipMask:
         """Return the mask with these flat indices changed from kept to skipped or back."""
         return SkipMask.from_sublayers(self.n_layers, self.sublayers ^ frozenset(sublayers))
 
-    def hamming_distance(self, other: SkipMask) -> int:
-        """Return the number of sub-layers that one mask skips and the other keeps."""
-        if self.n_layers != other.n_layers:
-            raise MaskError(
-                f"masks of {self.n_layers} and {other.n_layers} layers cannot be compared: they "
-                "belong to two models"
-            )
-        return len(self.sublayers ^ other.sublayers)
-
     def __str__(self) -> str:
         """Return two lines of one character a layer, `#` kept and `.` skipped, attention first."""
         return "\n".join(

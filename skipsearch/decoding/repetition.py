@@ -89,14 +89,6 @@ def make_detector(end_on_repeat: EndOnRepeat) -> RepeatDetector | LoopDetector |
     return RepeatDetector(int(end_on_repeat)) if end_on_repeat else None
 
 
-def find_first_repeat(tokens: Iterable[int], n: int) -> int | None:
-    """Return the number of tokens up to the end of the first repeated n-gram; None without one."""
-    detector = RepeatDetector(n)
-    return next(
-        (end for end, token in enumerate(tokens, start=1) if detector.push_token(token)), None
-    )
-
-
 def find_loop_start(tokens: Iterable[int]) -> int | None:
     """Return the number of tokens before the first loop of a text; None if it has none."""
     detector = LoopDetector()

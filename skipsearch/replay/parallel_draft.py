@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -60,12 +59,6 @@ class DraftRanks:
             self.n_positions,
             prompt_indices=self.prompt_indices,
         )
-
-    def alpha_by_depth(self) -> list[float]:
-        """Return α of each row: the share of right tokens, if all earlier rows are right."""
-        all_right = (self.ranks == 0).cumprod(axis=1)
-        counts = np.concatenate([np.ones((len(all_right), 1)), all_right], axis=1).sum(axis=0)
-        return [float(after / before) if before else 0.0 for before, after in pairwise(counts)]
 
     def propose_trees(self) -> list[DraftTree]:
         """Return chains of every length, and trees of every size up to MAX_TREE_NODES.

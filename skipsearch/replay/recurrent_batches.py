@@ -83,7 +83,6 @@ class RecurrentReplayBatches(ReplayBatches):
             rows,
             replay_cache,
             plan,
-            length,
             prompt_indices,
             (n,),
             tuple(states),

@@ -38,7 +38,6 @@ class ReplayBatch:
     valid_positions: Tensor  # [N] entries without padding, in the flattened [B · T]
     cache: KVCache
     plan: PassPlan  # of a pass over `input_ids`: each query sees the text before it and itself
-    text_slots: int  # slots of the cache that hold text
     prompt_indices: tuple[int, ...]  # [B]
     n_valid: tuple[int, ...]  # [B] positions without padding
     # [B, T, H] each: the full model's hidden states before each layer, and before the head
@@ -215,7 +214,6 @@ class ReplayBatches:
             valid_positions,
             cache,
             plan,
-            longest,
             prompt_indices,
             lengths,
             states,

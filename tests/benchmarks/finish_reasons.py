@@ -14,7 +14,7 @@ from collections import Counter
 from statistics import mean
 
 from skipsearch import load_model
-from skipsearch.decoding.repetition import find_first_repeat, find_loop_start
+from skipsearch.decoding.repetition import RepeatDetector, find_loop_start
 from skipsearch.engine.sampler import GREEDY
 from skipsearch.replay.generate_together import generate_continuations
 from skipsearch.replay.workload import make_workload
@@ -48,7 +48,11 @@ def main() -> None:
             else "looped"
             for text in texts
         )
-        repeats = [find_first_repeat(text, 6) for text in texts]
+        repeats = list[int | None]()  # tokens up to the end of the first repeated 6-gram
+        for text in texts:
+            detector = RepeatDetector(6)
+            ends = (n for n, token in enumerate(text, 1) if detector.push_token(token))
+            repeats.append(next(ends, None))
         n_repeats = sum(end is not None for end in repeats)
         beginnings = [end or len(text) for end, text in zip(repeats, texts, strict=True)]
         print(

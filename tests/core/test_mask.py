@@ -57,24 +57,7 @@ def test_flipping_changes_exactly_the_named_sublayers_and_flipping_again_undoes_
     assert {
         i for i, (a, b) in enumerate(zip(mask.bits, flipped.bits, strict=True)) if a != b
     } == flips
-    assert mask.hamming_distance(flipped) == flipped.hamming_distance(mask) == len(flips)
     assert flipped.flip(*flips) == mask
-
-
-@with_examples(100)
-@given(
-    st.integers(1, 8).flatmap(
-        lambda n: st.tuples(*[st.lists(st.integers(0, 1), min_size=2 * n, max_size=2 * n)] * 3)
-    )
-)
-def test_distance_is_a_metric(bits: tuple[list[int], list[int], list[int]]) -> None:
-    a, b, c = map(SkipMask.from_bits, bits)
-    assert (
-        a.hamming_distance(b)
-        == b.hamming_distance(a)
-        <= a.hamming_distance(c) + c.hamming_distance(b)
-    )
-    assert (a.hamming_distance(b) == 0) == (a == b)
 
 
 def test_indices_are_kept_sorted_however_they_come() -> None:
@@ -112,10 +95,6 @@ def test_a_mask_is_a_value() -> None:
         (lambda: SkipMask.from_bits([]), "n_layers is 0"),
         (lambda: SkipMask.from_sublayers(2, [4]), r"attn layer 2 is outside 0\.\.1"),
         (lambda: SkipMask(2).flip(-1), "mlp layer -1 is outside"),
-        (
-            lambda: SkipMask(2).hamming_distance(SkipMask(3)),
-            "masks of 2 and 3 layers cannot be compared",
-        ),
     ],
 )
 def test_what_no_model_can_have_is_refused_in_one_sentence(build: Any, sentence: str) -> None:

@@ -12,7 +12,7 @@ from helpers.properties import with_examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipsearch.drafters.lookup.suffix_index import Match, SuffixIndex, prefix_matches
+from skipsearch.drafters.lookup.suffix_index import Match, SuffixIndex
 from skipsearch.errors import DecodeError
 
 HUGE = [
@@ -97,17 +97,6 @@ def test_a_text_added_in_pieces_is_matched_as_if_token_by_token(
         index.extend(iter(text[begin:end]))
         assert len(index) == end
         assert index.longest_match() == longest_latest(text[:end], max_match)
-
-
-@with_examples(100)
-@given(texts, st.data(), max_matches)
-def test_a_finished_text_is_replayed_with_the_matches_that_it_had_while_it_grew(
-    text: list[int], data: st.DataObject, max_match: int
-) -> None:
-    start = data.draw(st.integers(0, len(text)))
-    expected = [longest_latest(text[:end], max_match) for end in range(start, len(text) + 1)]
-    assert list(prefix_matches(text, start, max_match)) == expected
-    assert list(prefix_matches(tuple(text), start, max_match)) == expected
 
 
 @with_examples(200)
@@ -214,12 +203,6 @@ def test_no_tokens_are_proposed_where_none_are_asked_for(n: int) -> None:
 def test_nothing_follows_outside_the_text(position: int) -> None:
     with pytest.raises(IndexError, match=f"position is {position}, and the text has 3 tokens"):
         indexed([1, 2, 3]).continuation(position, 2)
-
-
-@pytest.mark.parametrize("start", [-1, 4])
-def test_a_prefix_that_the_text_does_not_have_is_refused(start: int) -> None:
-    with pytest.raises(IndexError, match=f"start is {start}, and the text has 3 tokens"):
-        next(prefix_matches([1, 2, 3], start))
 
 
 @with_examples(30)

@@ -17,6 +17,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from helpers.activations import round_activations
 from helpers.marks import thorough
 from helpers.tiny import round_matrices, to_native_8bit
 from models import test_contract, tiny
@@ -45,7 +46,7 @@ from skipsearch.engine.native.repack import repack_weights
 from skipsearch.engine.native.rounded import RoundedMatrix, round_matrices_when_read
 from skipsearch.errors import ModelError
 from skipsearch.models import adapt
-from skipsearch.models.activations import ACTIVATIONS, round_activations
+from skipsearch.models.activations import ACTIVATIONS
 from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
 from skipsearch.models.fused.linear import StoredFusedLinear

@@ -19,7 +19,7 @@ from skipsearch.drafters.exits.confidence import Confidence
 from skipsearch.drafters.exits.exit_base import Exit
 from skipsearch.drafters.exits.fixed import Fixed
 from skipsearch.drafters.kangaroo.spec import Kangaroo
-from skipsearch.drafters.kangaroo.weights import make_untrained_adapter
+from skipsearch.drafters.kangaroo.weights import ADAPTER_PREFIX, SUBLAYERS_BY_FORM
 from skipsearch.drafters.mtp.spec import Mtp
 from skipsearch.drafters.s3d.spec import S3D
 from skipsearch.drafters.s3d.weights import MASK_EMBEDDINGS
@@ -141,6 +141,23 @@ def small_module(
         f"small-{noise:g}-{abs(hash(mask))}.safetensors",
         draft_length=draft_length,
     )
+
+
+def make_untrained_adapter(
+    model: ModelAdapter, exit_layer: int, form: str
+) -> tuple[ModelAdapter, dict[str, Tensor]]:
+    """Return (the model with a copy of its exit layer as adapter, weights of the copy).
+
+    The weights are named as in a module file.
+    """
+    adapter = weight_overlay.append_layer(base_adapter(model), exit_layer)
+    n = model.spec.n_layers
+    weights = {
+        ADAPTER_PREFIX + key.partition(".")[2]: weight
+        for kind in SUBLAYERS_BY_FORM[form]
+        for key, weight in weight_overlay.get_sublayer_weights(adapter, n, kind).items()
+    }
+    return adapter, weights | weight_overlay.get_final_norm(adapter)
 
 
 def adapter_tensors(

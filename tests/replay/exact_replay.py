@@ -104,7 +104,7 @@ class ExactReplay:
         """Return (accepted, confidence, rank), all [B, T, D]; a few positions at a time."""
         texts, anchors = b.input_ids.shape
         at_once = max(
-            1, min(anchors, max_pass_rows(self.model) // texts, b.text_slots // self.depth)
+            1, min(anchors, max_pass_rows(self.model) // texts, b.plan.first_slot // self.depth)
         )  # no more spare slots than text
         cache = self._copy_with_spare_slots(b, at_once * self.depth)
         drafted = torch.full((texts, anchors, self.depth), -1, device=b.input_ids.device)
@@ -143,7 +143,7 @@ class ExactReplay:
         )
         mine = torch.arange(count, device=device)
         anchors = begins[:, None] + start + mine  # [B, C]: positions of the anchors
-        text = torch.arange(b.text_slots, device=device)
+        text = torch.arange(b.plan.first_slot, device=device)
         earlier = text < anchors[..., None]  # [B, C, longest]
         own = (
             (mine == mine[:, None]).repeat(1, draft_depth + 1).expand(len(begins), -1, -1)
@@ -153,7 +153,7 @@ class ExactReplay:
         )
         if context is not None:  # padding, and drafts that nobody would have room for
             places = places.clamp(max=context - 1)
-        slot = b.text_slots + draft_depth * count
+        slot = b.plan.first_slot + draft_depth * count
         slots = torch.arange(slot, slot + count, device=device).expand(len(begins), -1)
         return PassPlan(
             places[:, -count:].contiguous(),
@@ -166,12 +166,12 @@ class ExactReplay:
 
     def _copy_with_spare_slots(self, b: ReplayBatch, spare_slots: int) -> KVCache:
         """Copy the texts' K/V into a cache with `spare_slots` further slots."""
-        grown = self.model.new_cache(b.cache.batch_size, b.text_slots + spare_slots)
+        grown = self.model.new_cache(b.cache.batch_size, b.plan.first_slot + spare_slots)
         for layer, (keys, values) in enumerate(zip(b.cache.keys, b.cache.values, strict=True)):
             if keys is not None and values is not None:
                 new_keys, new_values = grown.get_buffers(layer, keys, values)
-                new_keys[:, :, : b.text_slots] = keys[:, :, : b.text_slots]
-                new_values[:, :, : b.text_slots] = values[:, :, : b.text_slots]
+                new_keys[:, :, : b.plan.first_slot] = keys[:, :, : b.plan.first_slot]
+                new_values[:, :, : b.plan.first_slot] = values[:, :, : b.plan.first_slot]
         return grown
 
 

@@ -122,23 +122,6 @@ def to_model_key(key: str, layer: int) -> str:
     return f"{layer}.{key.removeprefix(ADAPTER_PREFIX)}"
 
 
-def make_untrained_adapter(
-    model: ModelAdapter, exit_layer: int, form: str
-) -> tuple[ModelAdapter, dict[str, Tensor]]:
-    """Return (the model with a copy of its exit layer as adapter, weights of the copy).
-
-    The weights are named as in a module file.
-    """
-    adapter = weight_overlay.append_layer(base_adapter(model), exit_layer)
-    n = model.spec.n_layers
-    weights = {
-        ADAPTER_PREFIX + key.partition(".")[2]: weight
-        for kind in SUBLAYERS_BY_FORM[form]
-        for key, weight in weight_overlay.get_sublayer_weights(adapter, n, kind).items()
-    }
-    return adapter, weights | weight_overlay.get_final_norm(adapter)
-
-
 @torch.no_grad()
 def predict_text(draft: EarlyExitDraft, tokens: Sequence[int]) -> Tensor:
     """Return the logits after each token of a text, [T, V], as drafts in decoding have them."""

@@ -24,7 +24,7 @@ of lists and dictionary. Reading the match takes O(1), reading n tokens O(n).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index as to_int
 
@@ -161,24 +161,3 @@ class SuffixIndex:
         self._ends.append(end)
         self._depths.append(depth)
         return len(self._ends) - 1
-
-
-def prefix_matches(
-    tokens: Sequence[int], start: int, max_match: int = DEFAULT_MAX_MATCH
-) -> Iterator[Match | None]:
-    """Yield the match of each prefix of a finished text, from tokens[:start] to the whole text.
-
-    len(tokens) - start + 1 matches are yielded. Raises: DecodeError if max_match < 1, and
-    IndexError if the text is shorter than `start`, both before the first match.
-    """
-    if not 0 <= start <= len(tokens):
-        raise IndexError(
-            f"start is {start}, and the text has {len(tokens)} tokens; take one from 0 to their "
-            "number"
-        )
-    index = SuffixIndex(max_match)
-    index.extend(tokens[:start])
-    yield index.longest_match()
-    for token in tokens[start:]:
-        index.extend((token,))
-        yield index.longest_match()

@@ -158,26 +158,6 @@ class FusedAdapter:
         unread = 0 if self.experts is None else self.experts.unread_bytes
         return sum(m.nbytes for m in matrices) + sum(v.nbytes for v in vectors) - unread
 
-    def unpack_stored(self) -> None:
-        """Read matrices that are still in a file, so that torch can compute with them."""
-
-        def unpack(matrix: Linear) -> Linear:
-            return matrix.unpack() if isinstance(matrix, StoredFusedLinear) else matrix
-
-        for i, layer in enumerate(self.layers):
-            self.layers[i] = convert_layer(layer, unpack)
-        if not isinstance(self._embedding, StoredEmbedding):
-            self.unembed = unpack(self.unembed)
-            return
-        shares_table = self.unembed.weight.data_ptr() == self._embedding.weight.data_ptr()
-        table = self._embedding.unpack()
-        self._embedding = table
-        self.unembed = (
-            pack_linear(table.weight.detach(), self.unembed.bias, shared=True)
-            if shares_table
-            else unpack(self.unembed)
-        )
-
     def with_matrices(self, convert: Callable[[Linear], Linear]) -> FusedAdapter:
         """Return a variant with all matrices of the layers converted.
 
@@ -388,9 +368,9 @@ def _fuse_experts(sublayer: SubLayer) -> MLP:
         down_bias = experts.down_proj_bias.detach().flatten()
     if stored is not None:
         gate_up: Linear = StoredFusedLinear(
-            stored.gate_up, gate_up_bias, stored.dtype, stored.order, is_sliced=True
+            stored.gate_up, gate_up_bias, stored.dtype, stored.order
         )
-        down: Linear = StoredFusedLinear((stored.down,), down_bias, stored.dtype, is_sliced=True)
+        down: Linear = StoredFusedLinear((stored.down,), down_bias, stored.dtype)
     else:
         weights = [experts.gate_up_proj.detach(), experts.down_proj.detach()]
         if experts.is_transposed:

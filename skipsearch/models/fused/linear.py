@@ -3,7 +3,7 @@
 - MkldnnLinear: oneDNN's blocked layout, in which eight rows cost little more than one; on a CPU, in
   dtypes that oneDNN has kernels for
 - PlainLinear: everything else
-- StoredFusedLinear: rows that are still in a file, which an engine packs or unpacks
+- StoredFusedLinear: rows that are still in a file, which an engine packs
 """
 
 from __future__ import annotations
@@ -116,13 +116,12 @@ class MkldnnLinear:
 
 @dataclass(frozen=True)
 class StoredFusedLinear:
-    """Matrices in a file that share their inputs, as one matrix. Engines pack or unpack it."""
+    """Matrices in a file that share their inputs, as one matrix. Engines pack it."""
 
     parts: tuple[StoredMatrix, ...]  # outputs side by side
     bias: Tensor | None
     dtype: torch.dtype  # of the unpacked weight
     order: Tensor | None = None  # the row of the merged matrix for each row of the result
-    is_sliced: bool = False  # products take some of its rows, as those of one expert
 
     @property
     def weight(self) -> Tensor:
@@ -168,11 +167,6 @@ class StoredFusedLinear:
     def to_dense(self) -> Tensor:
         weight = torch.cat([unpack_matrix(part, self.dtype) for part in self.parts])
         return weight if self.order is None else weight[self.order]
-
-    def unpack(self) -> Linear:
-        """Return the matrix in the layout that is fastest for its dtype."""
-        weight = self.to_dense()
-        return PlainLinear(weight, self.bias) if self.is_sliced else pack_linear(weight, self.bias)
 
     def pack_like(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return pack_linear(weight, bias)
