@@ -157,17 +157,7 @@ def is_measured_again_once() -> None:
 
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize(
-    "left_behind",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b'[{"context": 3}]',
-        b"\xff",
-        '[{"context": "ü"}]'.encode("cp1252"),
-        b"[" * 100_000,
-    ],
+    "left_behind", [b"", b"{", b"[]", b"null", b'[{"context": 3}]', b"\xff", b"[" * 100_000]
 )
 def test_a_file_that_is_none_is_measured_over(left_behind: bytes, folder: Path) -> None:
     kept_and_changed(folder, lambda said: None)
@@ -189,90 +179,24 @@ def test_a_folder_in_its_place_is_left_and_measured_past(folder: Path) -> None:
 
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize(
-    "value",
-    [-1.0, -1e-9, math.nan, math.inf, -math.inf, 1e9, 1e308, None, "soon", [], {}],
-    ids=repr,
-)
-@pytest.mark.parametrize("entry", [0, 1])
-def test_a_number_that_no_measurement_finds_is_measured_over(
-    entry: int, value: Any, folder: Path
-) -> None:
-    """entry: at the shortest context, and at the main one, where masks were checked."""
-    for place in (
-        "sublayers",
-        "overhead",
-        "verify",
-        "first",
-        "cold",
-        "call",
-        "curve",
-        "spread",
-        "errors",
-    ):
-
-        def change(said: list[Any], place: str = place) -> None:
-            where = said[entry]["costs"] if place in said[entry]["costs"] else said[entry]
-            if not isinstance(where[place], list):
-                where[place] = value
-            elif where[place]:
-                where[place][-1] = value
-            else:
-                where[place].append(value)
-
-        kept_and_changed(folder, change)
-        is_measured_again_once()
-
-
-def of_costs(name: str, change: Callable[[Any], Any]) -> Callable[[list[Any]], object]:
-    return lambda said: said[1]["costs"].update({name: change(said[1]["costs"][name])})
-
-
-@pytest.mark.usefixtures("measured")
-@pytest.mark.parametrize(
     "change",
     [
         lambda said: said.pop(),
-        lambda said: said.pop(0),
         lambda said: said.reverse(),
-        lambda said: said.append(said[0]),
         lambda said: said[1].update(context=31),
-        lambda said: said[1].update(context=-30),
-        lambda said: said[1].update(context=10**400),
         lambda said: said[1].pop("costs"),
-        lambda said: said[1].update(costs=[]),
-        lambda said: said[1].update(errors=[]),
         lambda said: said[1]["errors"].pop(),
         lambda said: said[0].update(errors=[0.02]),
-        of_costs("sublayers", lambda of: of[2:]),
-        of_costs("sublayers", lambda of: [*of, 0.0]),
-        of_costs("sublayers", lambda of: []),
-        of_costs("sublayers", lambda of: [of]),
-        of_costs("sublayers", lambda of: [0.0] * len(of)),
-        of_costs("verify", lambda of: of[:-1]),
-        of_costs("verify", lambda of: [*of, of[-1]]),
-        of_costs("verify", lambda of: []),
-        of_costs("verify", lambda of: [0.0, *of[1:]]),
-        of_costs("verify", lambda of: [*of[:-1], 0.0]),
-        of_costs("overhead", lambda of: 2 * of + 1),
+        lambda said: said[1]["costs"]["sublayers"].pop(),
+        lambda said: said[1]["costs"]["verify"].pop(),
+        lambda said: said[1]["costs"].update(overhead=math.inf),
+        lambda said: said[1].update(spread=math.nan),
     ],
 )
 def test_a_table_of_another_shape_is_measured_over(
     change: Callable[[list[Any]], object], folder: Path
 ) -> None:
     kept_and_changed(folder, change)
-    is_measured_again_once()
-
-
-@pytest.mark.usefixtures("measured")
-def test_a_context_whose_times_are_all_another_machines_is_measured_over(folder: Path) -> None:
-    def a_thousand_times(said: list[Any]) -> None:
-        costs = said[1]["costs"]
-        costs.update(
-            overhead=1000 * costs["overhead"],
-            **{k: [1000 * s for s in costs[k]] for k in ("sublayers", "verify")},
-        )
-
-    kept_and_changed(folder, a_thousand_times)
     is_measured_again_once()
 
 
@@ -413,7 +337,7 @@ def test_a_real_one_says_what_it_is_worth() -> None:
     assert [m.context for m in found.entries] == [8, 24]
     assert "drafts off by" in str(found)
     assert found.costs_at(16).verify[0] > 0
-    for m in found.entries:  # by which a damaged one is known
+    for m in found.entries:
         assert m.costs.draft_step_seconds(SkipMask(LAYERS)) == pytest.approx(
             m.costs.verify[0], rel=1e-9
         )
