@@ -16,7 +16,6 @@ import pytest
 import skipsearch
 
 PACKAGE = Path(skipsearch.__file__).parent
-MAX_FILE_LINES = 500
 
 # The order of dependence: a package imports only packages above it. docs/how-it-works.md and
 # CONTRIBUTING.md show the same order.
@@ -213,35 +212,6 @@ def test_an_import_against_the_order_is_reported(path: str, source: str) -> None
 )
 def test_an_import_along_the_order_is_accepted(path: str, source: str) -> None:
     assert broken_rules(source, path) == []
-
-
-def test_no_file_is_longer_than_a_reader_bears() -> None:
-    assert not {
-        path: lines
-        for path in package_files()
-        if (lines := len(read(path).splitlines())) > MAX_FILE_LINES
-    }
-
-
-def test_class_names_are_unique() -> None:
-    classes: dict[str, list[str]] = {}
-    for path in package_files():
-        for node in ast.parse(read(path)).body:
-            if isinstance(node, ast.ClassDef) and node.name != "Drafter":
-                classes.setdefault(node.name, []).append(path)
-    assert not {name: paths for name, paths in classes.items() if len(paths) > 1}
-
-
-def test_module_names_are_unique() -> None:
-    """A command of the command line is named by its verb, and a searcher or drafter by its
-    paper.
-    """
-    shared = {"base", "spec", "session", "weights", "load", "driver", "__init__"}
-    modules: dict[str, list[str]] = {}
-    for path in package_files():
-        if not path.startswith("cli/") and Path(path).stem not in shared:
-            modules.setdefault(Path(path).stem, []).append(path)
-    assert not {name: paths for name, paths in modules.items() if len(paths) > 1}
 
 
 def test_the_exported_names_are_these_and_each_can_be_loaded() -> None:

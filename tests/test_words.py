@@ -54,13 +54,12 @@ def test_told_is_a_word_of_searchers(tmp_path: Path) -> None:
     assert list(word_problems(file, "serve")) == [f"{file}:1: told -> use reported"]
 
 
-def test_a_second_class_or_module_of_one_name_is_reported(checkout: Path) -> None:
+def test_a_second_class_of_one_name_is_reported(checkout: Path) -> None:
     second = checkout / "skipsearch" / "serve" / "run.py"
     second.parent.mkdir()
     second.write_text(GOOD)
-    problems = "\n".join(find_problems(checkout))
-    assert f"{second}:1: module run -> use another name" in problems
-    assert f"{second}:4: class Run -> use another name" in problems
+    (problem,) = find_problems(checkout)
+    assert problem.startswith(f"{second}:4: class Run -> use another name")
 
 
 def test_a_long_glossary_is_reported(checkout: Path) -> None:

@@ -1,8 +1,8 @@
 """Check that the package uses one word for one thing: the words of docs/glossary.md.
 
 The tool reads names that the code defines, docstrings and comments of `skipsearch/`. It reports old
-words, with the word to use. It also reports class names and module names that exist twice, and a
-glossary that is too long to read.
+words, with the word to use. It also reports class names that exist twice, and a glossary that is
+too long to read.
 
     python tools/check_words.py
 """
@@ -77,8 +77,6 @@ FIELD_WORDS = {
     "told": ("searchers",),  # Optuna: ask and tell
     "with_pieces": ("serve",),  # a field of llama.cpp's server
 }
-# Files that every folder of their kind has, and names that their package makes clear.
-REPEATED_MODULES = {"__init__", "base", "spec", "session", "driver", "load", "task", "weights"}
 
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 NAME_PART = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
@@ -145,11 +143,9 @@ def word_problems(path: Path, package: str = "") -> Iterator[str]:
 
 
 def repeated_names(paths: Iterable[Path]) -> Iterator[str]:
-    """Yield each name of several classes or of several modules as one line of text."""
+    """Yield each name of several classes as one line of text."""
     places: dict[str, list[str]] = defaultdict(list)
     for path in paths:
-        if path.stem not in REPEATED_MODULES:
-            places[f"module {path.stem}"].append(f"{path}:1")
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ClassDef):
                 places[f"class {node.name}"].append(f"{path}:{node.lineno}")

@@ -126,11 +126,7 @@ def _read_rope(file: GGUFFile, architecture: str, head_dim: int) -> Settings:
     return rope
 
 
-def _add_llama(file: GGUFFile, settings: Settings) -> None:
-    settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-
-
-def _add_qwen3(file: GGUFFile, settings: Settings) -> None:
+def _add_attention_bias(file: GGUFFile, settings: Settings) -> None:
     settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
 
 
@@ -182,7 +178,7 @@ def _add_mixtral(file: GGUFFile, settings: Settings) -> None:
 def _add_qwen3_moe(file: GGUFFile, settings: Settings) -> None:
     _add_experts(file, settings, True)
     settings["moe_intermediate_size"] = file.require_int("qwen3moe.expert_feed_forward_length")
-    settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    _add_attention_bias(file, settings)
 
 
 def _add_qwen2_moe(file: GGUFFile, settings: Settings) -> None:
@@ -207,9 +203,9 @@ def _add_nothing(file: GGUFFile, settings: Settings) -> None:
 
 # Architecture of the file -> model_type of transformers, and what adds its own settings.
 ARCHITECTURES: dict[str, tuple[str, Callable[[GGUFFile, Settings], None]]] = {
-    "llama": ("llama", _add_llama),  # Mistral's files too
+    "llama": ("llama", _add_attention_bias),  # Mistral's files too
     "qwen2": ("qwen2", _add_nothing),
-    "qwen3": ("qwen3", _add_qwen3),
+    "qwen3": ("qwen3", _add_attention_bias),
     "phi3": ("phi3", _add_phi3),
     "gemma": ("gemma", _add_gemma),
     "gemma3": ("gemma3_text", _add_gemma3),
