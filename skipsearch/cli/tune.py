@@ -38,7 +38,7 @@ def tune(
         ),
     ],
     task: Annotated[
-        str, typer.Option(help="A task's name, a folder with a task.yaml, or a .jsonl of prompts.")
+        str, typer.Option(help="A task's name, a folder with a task.yaml, or a file of prompts.")
     ],
     data: Annotated[
         Path | None, typer.Option(help="A .jsonl to take the task's text from.")
@@ -182,6 +182,7 @@ def tune(
     from skipsearch.profile.copy_modules import copy_modules
     from skipsearch.replay.workload import context_warnings, template_warnings
     from skipsearch.tasks import load_task, task_files
+    from skipsearch.tasks.sources.data_files import is_data_file
     from skipsearch.tuning.driver import tune as run
     from skipsearch.tuning.settings import (
         check_drafters,
@@ -228,7 +229,7 @@ def tune(
     warn(
         [
             *context_warnings(chosen, adapter.spec),
-            *template_warnings(chosen, adapter, is_file=Path(task).suffix == ".jsonl"),
+            *template_warnings(chosen, adapter, is_file=is_data_file(task)),
         ]
     )
     target = out or default_path(adapter, chosen.name)

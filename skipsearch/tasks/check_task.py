@@ -11,6 +11,7 @@ from pathlib import Path
 from skipsearch.errors import TaskError
 from skipsearch.tasks.load import load_task
 from skipsearch.tasks.manifest import MANIFEST_NAME, HubSource, read_manifest
+from skipsearch.tasks.sources.data_files import is_data_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,7 @@ class TaskCheck:
 
 
 def check_tasks(path: Path) -> list[TaskCheck]:
-    """Check every task of a path: a .jsonl, a task.yaml, the folder of a task, or a folder of such
-    folders.
+    """Check every task of a path: a file of prompts, a task.yaml, a task's folder, or their folder.
 
     Text on the Hub is not downloaded.
 
@@ -53,7 +53,7 @@ def _check_task(path: Path) -> TaskCheck:
 
 
 def _summarise(path: Path) -> str:
-    if path.suffix != ".jsonl":
+    if not is_data_file(path):
         manifest = read_manifest(path)
         if manifest.name != path.resolve().parent.name:
             raise TaskError(

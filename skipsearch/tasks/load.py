@@ -18,6 +18,7 @@ from skipsearch.tasks.manifest import (
     read_manifest,
 )
 from skipsearch.tasks.prompt_rows import (
+    name_read_columns,
     prepend_shots,
     prompt_from_row,
     render_row,
@@ -25,6 +26,7 @@ from skipsearch.tasks.prompt_rows import (
 )
 from skipsearch.tasks.rows import Row, RowPools, select_rows
 from skipsearch.tasks.sources import hub_dataset, jsonl, stdlib
+from skipsearch.tasks.sources.data_files import DATA_SUFFIXES, is_data_file, read_data_file
 from skipsearch.tasks.split import pair_pools, shortfall_notes, split_pool
 from skipsearch.tasks.task import Task, TaskSampling
 
@@ -63,9 +65,9 @@ def task_names() -> tuple[str, ...]:
 def load_task(
     name_or_path: str | Path, *, data: str | Path | None = None, chat: bool = False
 ) -> Task:
-    """Load the task of a name (`pycode`), a folder with a task.yaml, or a .jsonl file of prompts.
+    """Load the task of a name (`pycode`), a folder with a task.yaml, or a file of prompts.
 
-    data: a .jsonl file to take the text from instead of the manifest's own source.
+    data: a file to take the text from instead of the manifest's own source.
     chat: the prompts are requests to a chat model, whatever the manifest says.
 
     Raises: TaskError, in one sentence, for an unknown name (with the nearest one), an invalid
@@ -76,13 +78,13 @@ def load_task(
 
 
 def _load_task(name_or_path: str | Path, data: str | Path | None, chat: bool) -> Task:
-    if Path(name_or_path).suffix == ".jsonl":
+    if is_data_file(name_or_path):
         if data is not None:
             raise TaskError(
                 f"{name_or_path} is data itself; give it a task's name to be read with, or leave "
                 f"{data} out"
             )
-        return _task_from_jsonl(Path(name_or_path), chat)
+        return _task_from_data_file(Path(name_or_path), chat)
     path = manifest_path(name_or_path)
     manifest = read_manifest(path)
     if data is None:
@@ -98,13 +100,13 @@ def _load_task(name_or_path: str | Path, data: str | Path | None, chat: bool) ->
 def task_name(name_or_path: str | Path) -> str:
     """Return the name that the task of `load_task` would have, without reading its text.
 
-    A .jsonl is named after its file, a folder by its manifest. A name is returned as it is, whether
-    such a task exists or not.
+    A file of prompts is named after itself, a folder by its manifest. A name is returned as it is,
+    whether such a task exists or not.
 
     Raises: TaskError for an invalid manifest.
     """
     path = Path(name_or_path)
-    if path.suffix == ".jsonl":
+    if is_data_file(path):
         return path.stem
     return (
         read_manifest(manifest_path(path)).name
@@ -118,7 +120,7 @@ def task_files(name_or_path: str | Path, *, data: str | Path | None = None) -> t
 
     Raises: TaskError.
     """
-    if Path(name_or_path).suffix == ".jsonl":
+    if is_data_file(name_or_path):
         return (Path(name_or_path),)
     path = manifest_path(name_or_path)
     if data is not None:
@@ -140,7 +142,7 @@ def manifest_path(name_or_path: str | Path) -> Path:
     if path.is_dir() and not (path / MANIFEST_NAME).is_file():
         raise TaskError(
             f"{path} holds no {MANIFEST_NAME}; a task is a name, a folder with a {MANIFEST_NAME}, "
-            "or a .jsonl file"
+            f"or a file of prompts ({', '.join(DATA_SUFFIXES)})"
         )
     if path.is_dir():
         return path / MANIFEST_NAME
@@ -148,13 +150,14 @@ def manifest_path(name_or_path: str | Path) -> Path:
         return path
     if path.is_file():
         raise TaskError(
-            f"{path} is a file whose name does not end in .jsonl (prompts, one JSON object a line) "
-            "or .yaml (a manifest); "
+            f"{path} is a file whose name does not end in {', '.join(DATA_SUFFIXES)} (prompts) or "
+            ".yaml (a manifest); "
             "rename it if it is one of them"
         )
     raise TaskError(
         unknown_name("task", given, names)
-        + "; a folder with a task.yaml or a .jsonl file is a task too"
+        + f"; a folder with a task.yaml or a file of prompts ({', '.join(DATA_SUFFIXES)}) is a task "
+        "too"
     )
 
 
@@ -172,20 +175,24 @@ def _read_pools(manifest: Manifest, path: Path) -> RowPools:
 def _read_data_rows(data: Path) -> list[Row]:
     """Read the rows of a file given with data=. Raises: TaskError."""
     try:
-        return jsonl.read_rows(data)
+        return read_data_file(data)
     except TaskError as error:
-        if data.suffix == ".jsonl" or not data.is_file():
+        if is_data_file(data) or not data.is_file():
             raise
         raise TaskError(
-            f"{error}; and {data.name} does not end in .jsonl: is it the right file?"
+            f"{error}; and {data.name} does not end in {', '.join(DATA_SUFFIXES)}: is it the right "
+            "file?"
         ) from error
 
 
-def _task_from_jsonl(path: Path, chat: bool) -> Task:
-    """Return the task of a .jsonl file that no manifest describes."""
-    prompts = [strip_final_newline(prompt_from_row(row, chat)) for row in jsonl.read_rows(path)]
+def _task_from_data_file(path: Path, chat: bool) -> Task:
+    """Return the task of a file of prompts that no manifest describes."""
+    rows = read_data_file(path)
+    prompts = [strip_final_newline(prompt_from_row(row, chat)) for row in rows]
     calibration, holdout = split_pool(prompts, JSONL_CALIBRATION, JSONL_HOLDOUT, 0, str(path))
+    read_columns = sorted({name_read_columns(row) for row in rows} - {"prompt"})
     notes = (
+        *(f"prompts are read from {columns}" for columns in read_columns),
         *shortfall_notes("calibration", calibration, JSONL_CALIBRATION),
         *shortfall_notes("hold-out", holdout, JSONL_HOLDOUT),
     )

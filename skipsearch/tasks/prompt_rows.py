@@ -16,11 +16,16 @@ from skipsearch.tasks.task import Prompt
 # The shapes of a line that no manifest describes: its columns and their template, as text to
 # continue and as a request to a chat model. The first shape that fits is used.
 ROW_SHAPES = {
-    # our own, HumanEval, and the first turn of Spec-Bench
+    # our own, HumanEval, and the first turn of Spec-Bench and of conversations
     ("prompt",): ("{prompt}", "{prompt}"),
-    ("question", "answer"): ("Question: {question}\nAnswer:", "{question}"),  # GSM8K
     ("article", "highlights"): ("Article: {article}\nSummary:", "Summarize:\n{article}"),  # CNN/DM
+    ("instruction", "input"): ("{instruction}\n\n{input}", "{instruction}\n\n{input}"),  # Alpaca
+    ("instruction",): ("{instruction}", "{instruction}"),
+    ("question",): ("Question: {question}\nAnswer:", "{question}"),  # GSM8K
+    ("problem",): ("Problem: {problem}\nSolution:", "{problem}"),  # MATH
+    ("text",): ("{text}", "{text}"),
 }
+USER_ROLES = ("user", "human")  # of the turns of OpenAI's `messages` and ShareGPT's `conversations`
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +46,51 @@ def prompt_from_row(row: Row, chat: bool = False) -> Prompt:
     chat: as a request to a chat model, not as text to continue.
     Raises: TaskError if its columns have no known shape.
     """
+    columns = _take_first_request(row)
+    needed = _find_shape(columns)
+    if needed is None:
+        known = ", ".join("{" + ", ".join(needed) + "}" for needed in ROW_SHAPES)
+        raise TaskError(
+            f"{row.location}: its columns ({_format_columns(columns)}) are of no known shape; a "
+            f"row has {known}, {{turns}}, {{messages}} or {{conversations}}"
+        )
+    text_template, chat_template = ROW_SHAPES[needed]
+    template = chat_template if chat else text_template
+    return Prompt(row.id, _render_template(row, template, columns), _read_category(row))
+
+
+def name_read_columns(row: Row) -> str:
+    """Return the names of the columns that `prompt_from_row` reads."""
+    turns = next(
+        (name for name in ("turns", "messages", "conversations") if name in row.columns), ""
+    )
+    if turns and "prompt" not in row.columns:
+        return f"the first user turn of {turns}"
+    return ", ".join(_find_shape(row.columns) or ())
+
+
+def _find_shape(columns: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the columns of the first shape whose columns are there and not blank."""
+    fitting = [needed for needed in ROW_SHAPES if all(name in columns for name in needed)]
+    filled = (n for n in fitting if all(columns[name] not in (None, "") for name in n))
+    return next(filled, fitting[0] if fitting else None)
+
+
+def _take_first_request(row: Row) -> Mapping[str, Any]:
+    """Return the columns with the first turn of the user as `prompt`, where there are turns.
+
+    Later turns need the model's own answers. Raises: TaskError for a conversation without a user.
+    """
     columns = take_first_turn(row.columns)
-    for needed, (text_template, chat_template) in ROW_SHAPES.items():
-        if all(name in columns for name in needed):
-            template = chat_template if chat else text_template
-            return Prompt(row.id, _render_template(row, template, columns), _read_category(row))
-    known = ", ".join("{" + ", ".join(needed) + "}" for needed in ROW_SHAPES)
+    turns = columns.get("messages", columns.get("conversations"))
+    if "prompt" in columns or turns is None:
+        return columns
+    for turn in turns if isinstance(turns, list) else ():
+        if isinstance(turn, dict) and turn.get("role", turn.get("from")) in USER_ROLES:
+            return {**columns, "prompt": turn.get("content", turn.get("value"))}
     raise TaskError(
-        f"{row.location}: its columns ({_format_columns(columns)}) are of no known shape; a line "
-        f"has {known} or {{turns}}"
+        f"{row.location}: its conversation has no turn of a user; a turn is "
+        '{"role": "user", "content": "…"} or {"from": "human", "value": "…"}'
     )
 
 

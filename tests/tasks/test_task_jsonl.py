@@ -77,7 +77,8 @@ def test_fewer_than_two_distinct_prompts_are_refused(jsonl: Write) -> None:
         (b'{"prompt": null}', "line 3: prompt is missing"),
         (b'{"prompt": ["a"]}', "line 3: prompt is a list"),
         (b'{"prompt": "\\ud800"}', "line 3: the text holds half of a surrogate pair"),
-        (b'{"text": "x"}', "line 3: its columns (text) are of no known shape"),
+        (b'{"body": "x"}', "line 3: its columns (body) are of no known shape"),
+        (b'{"messages": []}', "line 3: its conversation has no turn of a user"),
         (b"{}", "line 3: its columns (none) are of no known shape"),
         (b"1" * 5000, "line 3: not JSON (Exceeds the limit"),
         (b"[" * 100_000, "line 3: nested too deeply"),
@@ -155,6 +156,85 @@ def test_published_files_are_understood_as_they_are(
     jsonl: Write, row: dict[str, object], expected: Prompt
 ) -> None:
     assert read_prompts(jsonl([row])) == (expected,)
+
+
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Bye"},
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "request_text", "columns"),
+    [
+        ({"messages": CONVERSATION}, "Hi", "the first user turn of messages"),
+        (
+            {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]},
+            "Hi",
+            "the first user turn of conversations",
+        ),
+        ({"instruction": "Translate.", "input": "Hi", "output": "Salut"}, None, None),
+        ({"instruction": "Sing.", "input": "", "output": "La"}, "Sing.", "instruction"),
+        ({"problem": "1 + 1", "solution": "2"}, "1 + 1", "problem"),
+        ({"question": "How many?"}, "How many?", "question"),
+        ({"text": "Once upon"}, "Once upon", "text"),
+    ],
+)
+def test_rows_of_common_data_sets_are_requests_and_the_task_says_what_was_read(
+    jsonl: Write, row: dict[str, object], request_text: str | None, columns: str | None
+) -> None:
+    task = load_task(jsonl([row, {"prompt": "another"}]), chat=True)
+    texts = {prompt.text for prompt in (*task.calibration, *task.holdout)}
+    assert texts == {request_text or "Translate.\n\nHi", "another"}
+    assert f"prompts are read from {columns or 'instruction, input'}" in task.notes
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
+    """Write rows in the format that the ending of a path names."""
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        lines = [",".join(rows[0]), *(",".join(f'"{v}"' for v in row.values()) for row in rows)]
+        path.write_text("\n".join(lines))
+    else:
+        import datasets
+
+        datasets.Dataset.from_list(rows).to_parquet(str(path))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+def test_other_files_of_the_same_rows_are_the_same_task(
+    suffix: str, jsonl: Write, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"number {i},\nin two lines"} for i in range(4)]
+    task = load_task(write_rows(tmp_path / f"rows{suffix}", rows))
+    assert task.name == "rows"
+    assert task.calibration_sha256 == load_task(jsonl(rows)).calibration_sha256
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rule"),
+    [
+        ("x.json", b'{"prompt": "a"}', "is no list of objects"),
+        ("x.json", b"[1", "not JSON"),
+        ("x.json", b"[]", "holds no row"),
+        ("x.json", b"[" * 100_000, "not JSON"),
+        ("x.json", b'["\xff"]', "not UTF-8"),
+        ("x.csv", b'prompt\n"a" b', "not CSV"),
+        ("x.csv", b"prompt\n", "holds no row"),
+        ("x.csv", b"name\nx\n", "row 1: its columns \\(name\\) are of no known shape"),
+        ("x.parquet", b"PAR1", "not readable as parquet"),
+        ("x.parquet", b"", "not readable as parquet"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence(
+    name: str, content: bytes, rule: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert re.search(rule, refusal(tmp_path / name))
 
 
 def test_with_a_chat_template_published_lines_are_requests(jsonl: Write) -> None:

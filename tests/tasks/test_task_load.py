@@ -288,7 +288,7 @@ def test_a_file_of_another_name_is_told_what_names_there_are(tmp_path: Path) -> 
         load_task(tmp_path / "prompts.txt")
     with pytest.raises(
         TaskError,
-        match=r"not JSON .*; and prompts.txt does not end in .jsonl: is it the right file\?",
+        match=r"not JSON .*; and prompts.txt does not end in .jsonl, .*: is it the right file\?",
     ):
         load_task("pycode", data=tmp_path / "prompts.txt")
 
