@@ -156,8 +156,8 @@ def manifest_path(name_or_path: str | Path) -> Path:
         )
     raise TaskError(
         unknown_name("task", given, names)
-        + f"; a folder with a task.yaml or a file of prompts ({', '.join(DATA_SUFFIXES)}) is a task "
-        "too"
+        + f"; a folder with a task.yaml or a file of prompts ({', '.join(DATA_SUFFIXES)}) is a "
+        "task too"
     )
 
 
