@@ -21,17 +21,13 @@ from skipsearch.decoding.match_model import check_profile
 from skipsearch.drafters.exits.fixed import Fixed
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.skip.spec import Skip
-from skipsearch.engine import ENGINES, canonical_name
+from skipsearch.engine import ENGINES
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.loading.quantize import native_bits
 from skipsearch.profile import Profile
 
-PROFILE_SYSTEMS = (
-    "profile",
-    "recipe",
-    *(f"profile:{kind}" for kind in DRAFTERS),
-)  # recipe: an alias of profile
+PROFILE_SYSTEMS = ("profile", *(f"profile:{kind}" for kind in DRAFTERS))
 OWN_SYSTEMS = ("plain", "skip", "lookup", "lookup+skip", *PROFILE_SYSTEMS)
 LOOKUP_SPEC = Lookup(min_match=2, draft_length=8)  # of the systems `lookup` and `lookup+skip`
 SKIP_DRAFT_LENGTH = 4  # of `skip` and `lookup+skip`
@@ -134,19 +130,12 @@ def make_systems(
     """
     systems: list[System] = []
     llama: LlamaCpp | None = None
-    taken: list[str] = []
     for name in names:
-        kind, at, other = name.partition("@")
-        other = canonical_name(other)
-        if f"{kind}{at}{other}" not in SYSTEMS:
+        kind, _, other = name.partition("@")
+        if name not in SYSTEMS:
             raise DecodeError(unknown_name("system", name, SYSTEMS))
-        kind = "profile" if kind == "recipe" else kind
-        if f"{kind}@{other}" in taken:
-            raise DecodeError(
-                f"the system {name} is named "
-                f"twice{' (recipe is profile)' if kind == 'profile' else ''}; one run of it serves"
-            )
-        taken.append(f"{kind}@{other}")
+        if names.count(name) > 1:
+            raise DecodeError(f"the system {name} is named twice; one run of it serves")
         if name in GENERATE_VARIANTS:
             systems.append(
                 ExternalSystem(name, "hf", load_model("hf"), HFGenerate(name, load_model("hf")))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from skipsearch.tasks import Prompt, Task
 
 OUR_SYSTEMS = (
-    "plain; profile (also called recipe); profile:lookup or profile:skip (one drafter of the "
+    "plain; profile; profile:lookup or profile:skip (one drafter of the "
     "profile alone); lookup (2 tokens must match, up to 8 drafted); skip (every second sub-layer, "
     "unsearched, 4 drafted); lookup+skip; each of these with @ENGINE for another engine"
 )

@@ -20,45 +20,15 @@ from skipsearch.cli.streams import prepare_streams
 from skipsearch.cli.terminal import escape_controls
 from skipsearch.errors import SkipSearchError
 
-_RENAMED_IN_TRAIN = {
-    "--self": "--self-generated",
-    "--rate": "--learning-rate",
-    "--batch": "--batch-size",
-    "--licence": "--data-license",
-}
-_RENAMED_IN_DRAFTS = {"--keep": "--draft-sublayers", "--ahead": "--draft-tokens"}
-# Flags that version 0.2 renamed, by command. An old flag is an error that names the new one.
-RENAMED_FLAGS = {
-    "tune": {"--keep": "--never-skip", "--fresh-table": "--remeasure-latency"},
-    "train adapted": _RENAMED_IN_TRAIN | _RENAMED_IN_DRAFTS | {"--start": "--init-from"},
-    "train kangaroo": _RENAMED_IN_TRAIN,
-    "train s3d": _RENAMED_IN_TRAIN | _RENAMED_IN_DRAFTS,
-    "decode": {"--remember": "--lookup-history"},
-    "serve": {
-        "--running": "--max-num-seqs",
-        "--waiting": "--max-queue",
-        "--seconds": "--request-timeout",
-        "--prefixes": "--prefix-cache-size",
-        "--together": "--batch-passes",
-        "--name": "--served-model-name",
-    },
-    "bench run": {"--peers": "--systems"},
-    "bench batch": {"--peers": "--systems", "--batch": "--sizes"},
-}
-
 
 @contextmanager
 def _explain_usage_errors() -> Iterator[None]:
-    """Escape what a usage error quotes, and name the new flag if an old one was used."""
+    """Escape what a usage error quotes."""
     try:
         yield
     except typer.TyperException as error:
-        flag, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
-        command = context.command_path.removeprefix("skipsearch ") if context is not None else ""
-        renamed = RENAMED_FLAGS.get(command, {})
-        if flag in renamed:
-            error.message, error.possibilities = f"{flag} is called {renamed[flag]} now", None  # type: ignore[attr-defined]
-        elif context is None or error.message != context.get_help():  # a group alone shows its help
+        context = getattr(error, "ctx", None)
+        if context is None or error.message != context.get_help():  # a group alone shows its help
             error.message = escape_controls(error.message)
         raise
 

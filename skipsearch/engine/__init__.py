@@ -27,7 +27,7 @@ from skipsearch.engine.batch_invariant import (
     refuse_unless_exact,
 )
 from skipsearch.engine.batched_pass import PassRequest, run_batched
-from skipsearch.engine.engines import ENGINES, canonical_name, is_native_allowed, switch_engine
+from skipsearch.engine.engines import ENGINES, is_native_allowed, switch_engine
 from skipsearch.engine.forward import (
     LayerInputTap,
     LayerTap,
@@ -60,7 +60,6 @@ __all__ = [
     "RowCache",
     "SharedCache",
     "can_start_midway",
-    "canonical_name",
     "draft_chain",
     "draft_step",
     "forward",

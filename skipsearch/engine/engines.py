@@ -18,13 +18,6 @@ ENGINES: dict[str, str] = {
     "native": "one call of C++ a pass over the weights of lean, built once for this CPU",
     "graph": "lean, its passes recorded once as CUDA graphs",
 }
-# Removed engines -> their replacements; profiles and scripts may still name them.
-RENAMED = {"compiled": "native"}
-
-
-def canonical_name(engine: str) -> str:
-    """Return the current name of an engine, which may be given by an old name."""
-    return RENAMED.get(engine, engine)
 
 
 def wrap_engine(
@@ -70,7 +63,6 @@ def switch_engine(model: ModelAdapter, engine: str) -> ModelAdapter | None:
     native takes over the weights of `model`. `model` can still run, but more slowly than before.
     Raises: ModelError if the engine computes other logits than `model`; torch.OutOfMemoryError.
     """
-    engine = canonical_name(engine)
     if model.spec.engine == engine:
         return model
     if not isinstance(model, FusedAdapter):

@@ -7,13 +7,7 @@ from collections.abc import Callable
 from skipsearch import models
 from skipsearch.core.registry import unknown_name
 from skipsearch.engine import native
-from skipsearch.engine.engines import (
-    ENGINES,
-    canonical_name,
-    is_native_allowed,
-    switch_engine,
-    wrap_engine,
-)
+from skipsearch.engine.engines import ENGINES, is_native_allowed, switch_engine, wrap_engine
 from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.loading.aliases import find_packaged_model
@@ -54,7 +48,6 @@ def load_model(
     other engines.
     Raises: ModelError for an unknown engine, or one that cannot run this model here.
     """
-    engine = canonical_name(engine)
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown_name('engine', engine, ENGINES)}; or auto")
     quantization, activations = split_activations(join_activations(quantization, activations), None)
@@ -106,8 +99,7 @@ def load_for_switching(
         progress,
         allow_native=False,
     )
-    expected = canonical_name(preferred_engine or "native")
-    if (engine, expected) == ("auto", "native") and is_native_allowed():
+    if engine == "auto" and preferred_engine in (None, "native") and is_native_allowed():
         native.prebuild(model, progress)
     return model
 

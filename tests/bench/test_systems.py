@@ -68,7 +68,6 @@ def test_a_system_may_name_another_engine() -> None:
         (["plain@warp"], "no system called 'plain@warp'"),
         (["profile"], "the system `profile` needs --profile FILE"),
         (["profile@hf"], "the system `profile@hf` needs --profile FILE"),
-        (["recipe"], "the system `recipe` needs --profile FILE"),
         (["profile:skip@hf"], "the system `profile:skip@hf` needs --profile FILE"),
         (["profile:lokup"], "did you mean profile:lookup"),
         (["plain", "plain"], "the system plain is named twice; one run"),
@@ -91,7 +90,7 @@ def mixed(tmp_path: Path) -> Profile:
 
 def test_a_profiles_recipe_takes_part_whole_and_in_parts(mixed: Profile) -> None:
     plain, *systems = make_systems(
-        ["plain", "recipe", "profile:lookup", "profile:skip"], "auto", mixed, opener()
+        ["plain", "profile", "profile:lookup", "profile:skip"], "auto", mixed, opener()
     )
     assert [system.decoder.recipe.drafters for system in systems] == [
         mixed.drafters,
@@ -112,14 +111,6 @@ def test_a_part_that_a_profile_does_not_have_is_refused(mixed: Profile) -> None:
         match="needs a profile that drafts by lookup, and this one's recipe is skip 4 sub-layers",
     ):
         make_systems(["profile:lookup"], "auto", alone, opener())
-
-
-def test_recipe_and_profile_are_one_system(mixed: Profile) -> None:
-    with pytest.raises(
-        DecodeError, match=r"the system recipe is named twice \(recipe is profile\)"
-    ):
-        make_systems(["profile", "recipe"], "auto", mixed, opener())
-    assert len(make_systems(["profile", "recipe@hf"], "auto", mixed, opener())) == 2
 
 
 def test_a_profile_of_another_model_does_not_take_part(mixed: Profile) -> None:

@@ -178,7 +178,7 @@ def test_decode_with_auto_looks_the_profile_up_before_it_takes_an_engine(
     folder = tmp_path / "profiles" / "demo" / "pycode"
     folder.mkdir(parents=True)
     measured_with(
-        "compiled", folder / f"{device_slug(read_cpu_name())}--float32.yaml"
+        "native", folder / f"{device_slug(read_cpu_name())}--float32.yaml"
     )  # looked at before any bundled one
     wanted: list[str | None] = []
     monkeypatch.setattr(
@@ -204,7 +204,7 @@ def test_decode_with_auto_looks_the_profile_up_before_it_takes_an_engine(
         "4",
     )
     assert code == 0, said
-    assert wanted == ["compiled"]
+    assert wanted == ["native"]
 
 
 def begun(where: Path, identity: dict[str, object]) -> str:
@@ -215,7 +215,7 @@ def begun(where: Path, identity: dict[str, object]) -> str:
 
 
 def test_a_search_goes_on_with_the_engine_it_was_begun_with(tmp_path: Path) -> None:
-    assert _study_engine(begun(tmp_path / "a.journal", {"engine": "compiled"})) == "compiled"
+    assert _study_engine(begun(tmp_path / "a.journal", {"engine": "native"})) == "native"
     assert _study_engine(begun(tmp_path / "b.journal", {})) is None
     assert _study_engine(str(tmp_path / "none.journal")) is None
     assert _study_engine("postgresql://nobody@localhost:1/none") is None

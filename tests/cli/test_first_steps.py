@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,7 +25,7 @@ from models.tiny import new_hf_model
 
 import skipsearch
 from skipsearch.cli import options, progress
-from skipsearch.cli.main import RENAMED_FLAGS, main
+from skipsearch.cli.main import main
 from skipsearch.cli.terminal import Terminal
 from skipsearch.cli.tune_view import TuneView
 from skipsearch.core.machine import Machine
@@ -159,29 +158,6 @@ def test_a_group_alone_prints_its_help(
         main()
     assert left.value.code == 2
     assert capsys.readouterr().err.strip() == usage.strip()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    [
-        (["--profile", "p.yaml"], "run"),
-        (["--model=demo", "--costs"], "run"),
-        (["--peers", "plain"], "run"),
-        (["--batch", "1,2"], "batch --sizes"),
-        (["--model", "demo", "--batch=1,2", "--save"], "batch --sizes"),
-        (["--methods"], "methods"),
-        (["--model", "demo", "--methods", "--help"], "methods"),
-    ],
-)
-def test_the_old_spelling_of_bench_names_the_new_command(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    command: str,
-) -> None:
-    code, printed, shown = run_in_process(capsys, monkeypatch, "bench", *arguments)
-    assert (code, printed) == (2, "")
-    assert shown.endswith(f"use `skipsearch bench {command} …`")
 
 
 def test_completion_knows_the_commands() -> None:
@@ -543,22 +519,3 @@ def test_apples_gpu_is_taken_where_there_is_one_by_the_engine_hf_alone(
         match=r"the engine lean cannot drive .* never run on Apple's GPUs; use --engine hf",
     ):
         make_adapter(model, spec, family_of(model.config), None, "lean")
-
-
-@pytest.mark.parametrize(
-    ("command", "old", "new"),
-    [(c, old, new) for c, flags in RENAMED_FLAGS.items() for old, new in flags.items()],
-)
-def test_an_old_flag_names_the_new_one(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-    old: str,
-    new: str,
-) -> None:
-    code, _, shown = run_in_process(capsys, monkeypatch, *command.split(), old, "1")
-    assert code == 2
-    assert f"{old} is called {new} now" in shown
-    _, usage, _ = run_in_process(capsys, monkeypatch, *command.split(), "--help")
-    assert new in usage
-    assert not re.search(rf"{old}(?![-\w])", usage)

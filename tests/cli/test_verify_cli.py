@@ -136,14 +136,14 @@ def test_write_keeps_out_of_pulled_repositories_since_the_next_pull_replaces_the
 
 
 OPEN = ("auto", "auto", "auto", None, None)
-ON_A_CPU = ("cpu", "bfloat16", "compiled", 6, "torchao-8bit")
+ON_A_CPU = ("cpu", "bfloat16", "native", 6, "torchao-8bit")
 
 
 @pytest.mark.parametrize(
     ("given", "taken"),
     [
         (OPEN, ON_A_CPU),
-        (("cpu", "float32", "auto", None, None), ("cpu", "float32", "compiled", 6, "torchao-8bit")),
+        (("cpu", "float32", "auto", None, None), ("cpu", "float32", "native", 6, "torchao-8bit")),
         (("auto", "auto", "hf", 2, "torchao-4bit"), ("cpu", "bfloat16", "hf", 2, "torchao-4bit")),
         (("cuda", "auto", "auto", None, None), ("cuda", "auto", "auto", None, None)),
     ],
@@ -155,7 +155,7 @@ def test_what_is_left_open_is_as_it_was_claimed(
     claim = golden.model_copy(
         update={
             "hardware": golden.hardware.model_copy(update={"kind": "cpu", "threads": 6}),
-            "engine": "compiled",  # type: ignore[union-attr]
+            "engine": "native",  # type: ignore[union-attr]
             "model": golden.model.model_copy(
                 update={"dtype": "bfloat16", "quantization": "torchao-8bit"}
             ),

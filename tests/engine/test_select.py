@@ -13,14 +13,7 @@ import pytest
 import torch
 from helpers.tiny import tiny_llama, tiny_model_and_reference
 
-from skipsearch.engine import (
-    ENGINES,
-    canonical_name,
-    load_model,
-    pick_fastest,
-    select,
-    switch_engine,
-)
+from skipsearch.engine import load_model, pick_fastest, select, switch_engine
 from skipsearch.engine.cuda_graph import GraphAdapter
 from skipsearch.engine.native import NativeAdapter, build
 from skipsearch.engine.select import MIN_ADVANTAGE, MIN_REPEATS, EngineChoice, time_passes
@@ -123,12 +116,10 @@ def test_ready_takes_no_second_copy_of_the_weights(lean: FusedAdapter) -> None:
     hf, _ = tiny_model_and_reference()
     assert switch_engine(lean, "lean") is lean
     assert switch_engine(hf, "hf") is hf
-    assert [
-        switch_engine(lean, engine) for engine in ("hf", "graph", "compiled", "native", "warp")
-    ] == [None] * 5, "nothing is built"
-    assert [switch_engine(hf, engine) for engine in ("lean", "graph", "compiled", "native")] == [
+    assert [switch_engine(lean, engine) for engine in ("hf", "graph", "native", "warp")] == [
         None
-    ] * 4
+    ] * 4, "nothing is built"
+    assert [switch_engine(hf, engine) for engine in ("lean", "graph", "native")] == [None] * 3
 
 
 @pytest.fixture
@@ -153,9 +144,6 @@ def test_native_is_taken_where_it_was_built_and_nothing_is_measured(
     assert isinstance(found.model, NativeAdapter)
     assert (found.model.fused_model, found.pass_seconds) == (lean, {})
     assert switch_engine(found.model, "native") is found.model
-    assert switch_engine(found.model, "compiled") is found.model, (
-        "an engine that native took the place of"
-    )
 
 
 @pytest.mark.usefixtures("built")
@@ -202,7 +190,7 @@ def test_load_model_itself_measures_and_builds_nothing(
 @pytest.mark.thorough
 @pytest.mark.skipif(build.find_compiler() is None, reason="needs a C++ compiler")
 def test_load_model_takes_native_where_it_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    load_model("synthetic:2x64", device="cpu", engine="compiled")  # which is another name for it
+    load_model("synthetic:2x64", device="cpu", engine="native")
     assert load_model("synthetic:2x64", device="cpu").spec.engine == "native"
     assert load_model("synthetic:2x64", device="cpu", allow_native=False).spec.engine == "lean"
     monkeypatch.setenv("SKIPSEARCH_NATIVE", "0")
@@ -247,8 +235,3 @@ def test_a_short_context_is_kept_to() -> None:
         hf := tiny_llama(context=16), replace(adapt(hf).spec, engine="lean"), family_of(hf.config)
     )
     assert all(seconds > 0 for seconds in time_passes([short, GraphAdapter(short)]))
-
-
-def test_the_name_of_an_engine_that_is_gone_stands_for_the_one_in_its_place() -> None:
-    assert canonical_name("compiled") == "native"
-    assert all(canonical_name(engine) == engine for engine in ENGINES)
