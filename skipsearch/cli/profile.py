@@ -75,7 +75,8 @@ def show(file: File, as_json: Json = False) -> None:
 
     Describe a profile: its drafters, its mask and what was measured. --json prints its content.
     """
-    from skipsearch.cli.other_engines import list_other_engine_commands
+    from skipsearch.drafters.lookup.other_engines import list_engine_options
+    from skipsearch.drafters.lookup.spec import Lookup
     from skipsearch.profile import load_profile
     from skipsearch.profile.canonical import to_plain_data
     from skipsearch.profile.show import describe_profile, draw_mask, explain_terms
@@ -90,11 +91,13 @@ def show(file: File, as_json: Json = False) -> None:
     if profile.mask.n_skipped:
         out.print()
         out.print(draw_mask(profile.mask))
-    if commands := list_other_engine_commands(profile):
+    lookup = next((d for d in profile.measured_recipe.drafters if isinstance(d, Lookup)), None)
+    if lookup is not None:
+        llama_cpp, vllm = list_engine_options(lookup)
         out.print()
         out.print("The same lookup in other engines, whose speed was not measured:", style="dim")
-        for command in commands:
-            out.print(f"    {command}")
+        out.print(f"    llama-server -m MODEL.gguf {llama_cpp}")
+        out.print(f"    vllm serve MODEL {vllm}")
 
 
 @app.command(short_help="Check a profile, or every profile of a repository.")

@@ -13,8 +13,7 @@ import json
 import shlex
 
 from skipsearch import __version__
-from skipsearch.drafters.lookup.spec import Lookup
-from skipsearch.drafters.lookup.suffix_index import DEFAULT_MAX_MATCH
+from skipsearch.drafters.lookup.other_engines import list_engine_options
 from skipsearch.export.checkpoint import Checkpoint
 from skipsearch.export.exportable import ExportableDraft
 from skipsearch.export.hf_checkpoint import Conversion
@@ -111,10 +110,10 @@ measure both.
 
 | engine | its own lookup |
 |---|---|
-| vLLM | `--speculative-config {ngram}` |
+| vLLM | `{vllm}` |
 | SGLang | `--speculative-algorithm NGRAM --speculative-num-draft-tokens {most}` |
 | TensorRT-LLM | `decoding_type: NGram` and `max_draft_len: {most}`, without `speculative_model` |
-| llama.cpp | `--spec-type ngram-simple`; it can run together with a draft model, and drafts first |
+| llama.cpp | `{llama_cpp}`; it can run together with a draft model, and drafts first |
 | Transformers | `prompt_lookup_num_tokens={most}` instead of `assistant_model` |
 """
 
@@ -158,7 +157,11 @@ def render_readme(
         "profile": dump_profile(profile),
     }
     notes = "".join(f"\n{caveat}\n" for caveat in conversion.caveats)
-    lookup = _lookup_text(draft.lookup) if draft.lookup else ""
+    lookup = ""
+    if draft.lookup:
+        llama_cpp, vllm = list_engine_options(draft.lookup)
+        least, most = draft.lookup.min_match, draft.lookup.draft_length
+        lookup = _LOOKUP.format(least=least, most=most, llama_cpp=llama_cpp, vllm=vllm)
     return (_HEAD + _COMMANDS).format(**values) + notes + lookup + _FOOT.format(**values)
 
 
@@ -177,16 +180,4 @@ def _left_out_text(profile: Profile, draft: ExportableDraft) -> str:
     drafters = " and ".join(dict.fromkeys(drafter.kind for drafter in draft.left_out))
     return _LEFT_OUT.format(
         drafters=drafters.capitalize(), shape=f"`{profile.measured_recipe.shape}`"
-    )
-
-
-def _lookup_text(lookup: Lookup) -> str:
-    ngram = {
-        "method": "ngram",
-        "num_speculative_tokens": lookup.draft_length,
-        "prompt_lookup_min": lookup.min_match,
-        "prompt_lookup_max": DEFAULT_MAX_MATCH,
-    }
-    return _LOOKUP.format(
-        least=lookup.min_match, most=lookup.draft_length, ngram=shlex.quote(json.dumps(ngram))
     )

@@ -100,6 +100,7 @@ def test_show_tells_the_profile_in_words_and_draws_the_mask() -> None:
         "attn  ",
     ):
         assert said in shown
+    assert "other engines" not in shown, "they have no draft that skips sub-layers"
     assert "its speed is unknown" in run("show", UNMEASURED).stdout
 
 
@@ -110,6 +111,8 @@ def test_show_names_each_drafter_and_draws_a_mask_only_where_there_is_one(tmp_pa
         "or else  skip 3 sub-layers",
         "lookup   400 rounds, 3200 tokens drafted, 1900 accepted (59%)",
         "attn  ",
+        "--spec-draft-n-max 16 --spec-ngram-simple-size-n 2",
+        "vllm serve MODEL --speculative-config '{\"method\": \"ngram\",",
     ):
         assert said in shown
     lookups = tmp_path / "lookup.yaml"
@@ -138,10 +141,7 @@ def test_show_json_is_the_profiles_content() -> None:
 
 
 def test_validate_accepts_a_good_file_and_a_good_repository(repository: Path) -> None:
-    assert (
-        run("validate", SPECULATE, MIXED, UNMEASURED, PLAIN).stdout
-        == "4 valid\n"
-    )
+    assert run("validate", SPECULATE, MIXED, UNMEASURED, PLAIN).stdout == "4 valid\n"
     assert run("validate", repository).stdout == "1 valid\n"
     assert run("validate", repository / "profiles").stdout == "1 valid\n"
 

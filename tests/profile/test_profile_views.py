@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import shlex
 from pathlib import Path
 
 import pytest
 from profile_samples import lost, mixed, plain, speculate, unmeasured
 from rich.console import Console
 
-from skipsearch.cli.other_engines import list_other_engine_commands
 from skipsearch.core.mask import SkipMask
 from skipsearch.errors import ProfileError
 from skipsearch.profile import Interval, Profile, dump_profile, parse_profile
@@ -233,14 +231,3 @@ def test_the_published_files_import_and_survive_the_round_trip(name: str, count:
     for profile in profiles:
         assert parse_profile(dump_profile(profile).encode(), "x.yaml") == profile
         assert 0.3 < profile.mask.n_skipped / (2 * profile.model.n_layers) < 0.6
-
-
-def test_a_profile_with_lookup_ends_with_the_same_lookup_for_other_engines() -> None:
-    profile = mixed()
-    lookup = profile.measured_recipe.drafters[0]
-    llama_cpp, vllm = list_other_engine_commands(profile)
-    assert f"--spec-draft-n-max {lookup.draft_length} " in llama_cpp
-    config = json.loads(shlex.split(vllm)[-1])
-    assert config["method"] == "ngram"
-    assert config["num_speculative_tokens"] == lookup.draft_length
-    assert list_other_engine_commands(speculate()) == []
