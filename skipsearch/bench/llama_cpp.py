@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from skipsearch.bench.gguf_writer import write_gguf
+from skipsearch.core.sequences import common_prefix_length
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.loading.quantize import split_activations
@@ -190,9 +191,7 @@ class LlamaGenerate:
                 else [int(t) for t in draft(np.array(text, dtype=np.intc))][: remaining - 1]
             )
             greedy = llama.decode([text[-1], *drafted], n_cached, all_positions=True)
-            n_accepted = next(
-                (i for i, token in enumerate(drafted) if token != greedy[i]), len(drafted)
-            )
+            n_accepted = common_prefix_length(drafted, greedy)
             text += [*drafted[:n_accepted], greedy[n_accepted]]
             if n_accepted < len(drafted):
                 llama.truncate(n_cached + 1 + n_accepted)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skipsearch.core.sequences import common_prefix_length
 from skipsearch.engine import draws
 from skipsearch.errors import non_finite_logits
 
@@ -41,9 +42,7 @@ def accept_greedy(draft_tokens: Tensor, logits: Tensor) -> tuple[int, int]:
     # Copy from the device once per round.
     tokens = torch.cat([draft_tokens, choose_greedy(logits)]).tolist()
     proposed, chosen = tokens[: len(draft_tokens)], tokens[len(draft_tokens) :]
-    accepted = next(
-        (i for i, (a, b) in enumerate(zip(proposed, chosen, strict=False)) if a != b), len(proposed)
-    )
+    accepted = common_prefix_length(proposed, chosen)
     if chosen[accepted] == NOT_FINITE:
         raise non_finite_logits()
     return accepted, chosen[accepted]

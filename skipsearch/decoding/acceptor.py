@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.constraints import Matcher
+from skipsearch.core.sequences import common_prefix_length
 from skipsearch.decoding.acceptance import accept_greedy, accept_sampled
 from skipsearch.decoding.processed import ConstraintProcessor, ProcessedAcceptance, mask_logits
 from skipsearch.decoding.stopping import StopCondition
@@ -146,8 +147,7 @@ def make_masks(
         paths.append([*paths[i if parents is None else parents[i]], token])
     read: list[int] = []  # what the matcher has read of a path: a chain is read once
     for mask, path in zip(masks, paths, strict=True):
-        pairs = enumerate(zip(read, path, strict=False))
-        n_shared = next((i for i, (a, b) in pairs if a != b), min(len(read), len(path)))
+        n_shared = common_prefix_length(read, path)
         matcher.roll_back(len(read) - n_shared)
         rest = path[n_shared:]
         is_legal = matcher.count_legal(rest) == len(rest)

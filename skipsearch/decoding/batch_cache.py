@@ -6,13 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from skipsearch.decoding.prefix_cache import (
-    Lease,
-    PrefixCache,
-    common_prefix_length,
-    first_slots,
-    lend,
-)
+from skipsearch.core.sequences import common_prefix_length
+from skipsearch.decoding.prefix_cache import Lease, PrefixCache, first_slots, lend
 from skipsearch.engine import RowCache, SharedCache
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
+from skipsearch.core.sequences import common_prefix_length
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, Planner, round_slots
@@ -109,9 +110,3 @@ class PrefixCache:
         except Exception:
             # Not enough memory for the smaller copy: the next request computes its whole prompt.
             self._cache, self.tokens = None, []
-
-
-def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the number of first tokens in which both sequences agree."""
-    max_length = min(len(one), len(other))
-    return next((i for i in range(max_length) if one[i] != other[i]), max_length)

@@ -8,6 +8,7 @@ from time import perf_counter
 
 from torch import Tensor
 
+from skipsearch.core.sequences import common_prefix_length
 from skipsearch.core.stats import DecodeStats
 from skipsearch.drafters import DecodeContext, Draft, DraftSession
 from skipsearch.engine import LayerTap, MidLayerTap
@@ -36,12 +37,7 @@ class Proposal:
 
     def rejected_tokens(self, emitted: Sequence[int]) -> list[int]:
         """Return the rejected tokens of the main path. emitted: tokens of the round."""
-        pairs = zip(self.tokens, emitted, strict=False)
-        n_accepted = next(
-            (i for i, (drafted, token) in enumerate(pairs) if drafted != token),
-            min(len(self.tokens), len(emitted)),
-        )
-        return self.tokens[n_accepted:]
+        return self.tokens[common_prefix_length(self.tokens, emitted) :]
 
 
 class Trace:

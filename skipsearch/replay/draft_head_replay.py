@@ -43,22 +43,16 @@ def _make_table(
     replay: Replay, indices: tuple[int, ...], parts: Sequence[tuple[np.ndarray, ...]]
 ) -> RoundTable:
     """Return the rounds of prompts. parts: of each, as `_replay_prompt` returns them."""
-    lengths = np.array([len(part[0]) for part in parts])
-    budgets = [replay.token_budgets[i] for i in indices]
     accepted_len, rank_at_mismatch, confidence = (
         np.concatenate(columns) for columns in zip(*parts, strict=True)
     )
-    return RoundTable(
+    return RoundTable.lay_out(
         accepted_len,
         rank_at_mismatch,
         confidence,
-        np.concatenate(
-            [budget - 1 - np.arange(n) for budget, n in zip(budgets, lengths, strict=True)]
-        ),
-        np.concatenate([n - np.arange(n) for n in lengths]),
-        np.cumsum(lengths) - lengths,
-        lengths,
-        prompt_indices=indices,
+        indices,
+        [len(part[0]) for part in parts],
+        [replay.token_budgets[i] for i in indices],
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from skipsearch.constraints import CompiledConstraint
+from skipsearch.core.sequences import common_prefix_length
 from skipsearch.replay.lookup_replay import LookupProposals
 from skipsearch.replay.rounds import MAX_ROUND_DRAFT
 
@@ -41,8 +42,5 @@ def _count_forced(
         forced = matcher.forced_tokens()[:MAX_ROUND_DRAFT]
         following = text[position + 1 : position + 1 + len(forced)]
         proposed[position] = len(forced)
-        accepted[position] = next(
-            (n for n, (a, b) in enumerate(zip(forced, following, strict=False)) if a != b),
-            min(len(forced), len(following)),
-        )
+        accepted[position] = common_prefix_length(forced, following)
     return proposed, accepted

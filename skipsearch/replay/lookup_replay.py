@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 
+from skipsearch.core.sequences import common_prefix_length
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.drafters.lookup.suffix_index import SuffixIndex
 from skipsearch.replay.rounds import MAX_ROUND_DRAFT
@@ -72,15 +73,10 @@ def _match_positions(
         index.extend(text[position : position + 1])
         match = index.longest_match()
         if match is not None:
-            proposed, following = (
-                index.continuation(match.position, MAX_ROUND_DRAFT),
-                known_text[position + 1 : position + 1 + MAX_ROUND_DRAFT],
-            )
+            proposed = index.continuation(match.position, MAX_ROUND_DRAFT)
+            following = known_text[position + 1 : position + 1 + MAX_ROUND_DRAFT]
             matched[position] = match.length
-            accepted[position] = next(
-                (n for n, (a, b) in enumerate(zip(proposed, following, strict=False)) if a != b),
-                min(MAX_ROUND_DRAFT, len(following)),
-            )
+            accepted[position] = common_prefix_length(proposed, following)
     return matched, accepted
 
 

@@ -22,19 +22,14 @@ MAX_TREE_NODES = 16
 
 @dataclass(frozen=True)
 class DraftRanks:
-    """The ranks of the right tokens in draft passes from a number of positions (A).
-
-    Fields without a comment are as in `RoundTable`.
-    """
+    """The ranks of the right tokens in draft passes from A positions of N prompts."""
 
     # [A, rows] rank of the full model's token in row k of the draft pass: the number of tokens with
     # a higher logit, at most MAX_RANK. MAX_RANK after the end of the text.
     ranks: np.ndarray
-    max_draft: np.ndarray
-    tokens_left: np.ndarray
-    prompt_offsets: np.ndarray
-    n_positions: np.ndarray
-    prompt_indices: tuple[int, ...]
+    prompt_indices: tuple[int, ...]  # [N]
+    n_positions: Sequence[int]  # [N] positions of each prompt
+    token_budgets: Sequence[int]  # [N] as in `PromptReplay`
 
     def to_rounds(self, tree: DraftTree) -> RoundTable:
         """Lay out rounds that draft this tree, as far as the token budget allows."""
@@ -49,15 +44,13 @@ class DraftRanks:
                 np.where(is_reached, depth, accepted_len),
             )
         zeros = np.zeros(len(accepted_len), dtype=int)
-        return RoundTable(
+        return RoundTable.lay_out(
             accepted_len,
             zeros,
             np.ones((len(accepted_len), MAX_ROUND_DRAFT)),
-            self.max_draft,
-            self.tokens_left,
-            self.prompt_offsets,
+            self.prompt_indices,
             self.n_positions,
-            prompt_indices=self.prompt_indices,
+            self.token_budgets,
         )
 
     def propose_trees(self) -> list[DraftTree]:
@@ -129,33 +122,14 @@ def replay_parallel_draft(
             "s3d is replayed on greedy text and this task samples: race it, or tune without s3d "
             "modules"
         )
-    ranks, max_draft, tokens_left, lengths, prompt_indices = (
-        list[list[np.ndarray]](),  # by text, then by vocabulary
-        list[int](),
-        list[int](),
-        list[int](),
-        list[int](),
-    )
-    for prompt_index, text in enumerate(replay.continuations):
-        count = len(text) - 1
-        if count < 1:
-            continue
-        ranks.append(_rank_drafts(replay, draft, prompt_index, vocabularies))
-        max_draft += [
-            replay.token_budgets[prompt_index] - 1 - position for position in range(count)
-        ]
-        tokens_left += [count - position for position in range(count)]
-        lengths.append(count)
-        prompt_indices.append(prompt_index)
-    ends = np.cumsum(lengths)
+    prompts = tuple(i for i, text in enumerate(replay.continuations) if len(text) > 1)
+    ranks = [_rank_drafts(replay, draft, i, vocabularies) for i in prompts]
     return [
         DraftRanks(
             np.concatenate(of_vocabulary),
-            np.array(max_draft),
-            np.array(tokens_left),
-            ends - lengths,
-            np.array(lengths),
-            tuple(prompt_indices),
+            prompts,
+            [len(replay.continuations[i]) - 1 for i in prompts],
+            [replay.token_budgets[i] for i in prompts],
         )
         for of_vocabulary in zip(*ranks, strict=True)
     ]

@@ -40,6 +40,36 @@ class RoundTable:
     # [A, K + 1] distinct experts of a verify pass over 0 … K draft tokens; None: no experts
     experts: np.ndarray | None = None
 
+    @classmethod
+    def lay_out(
+        cls,
+        accepted_len: np.ndarray,
+        rank_at_mismatch: np.ndarray,
+        confidence: np.ndarray,
+        prompt_indices: tuple[int, ...],
+        n_positions: Sequence[int],
+        token_budgets: Sequence[int],
+        experts: np.ndarray | None = None,
+    ) -> RoundTable:
+        """Build a table in which a round can start at each generated token but the last.
+
+        n_positions, token_budgets: of each prompt, as in `PromptReplay`.
+        """
+        lengths = np.array(n_positions, dtype=int)
+        first = np.cumsum(lengths) - lengths
+        index = np.arange(lengths.sum()) - np.repeat(first, lengths)  # of the position in its text
+        return cls(
+            accepted_len,
+            rank_at_mismatch,
+            confidence,
+            np.repeat(np.array(token_budgets, dtype=int), lengths) - 1 - index,
+            np.repeat(lengths, lengths) - index,
+            first,
+            lengths,
+            prompt_indices=prompt_indices,
+            experts=experts,
+        )
+
     def expert_seconds(self, costs: Costs) -> np.ndarray:
         """Return how much longer a round's verify pass takes than `costs` says, [A, K + 1].
 
@@ -72,9 +102,8 @@ def rounds_from_replay(
     if accepts.dtype != bool:
         accepts = random.random(len(accepts)) < accepts
     confidence = np.concatenate([r.confidence for r in replayed])
-    lengths = np.array([len(r.acceptance) for r in replayed])
-    ends = np.cumsum(lengths)
-    positions, end = np.arange(len(accepts)), np.repeat(ends, lengths)
+    lengths = [len(r.acceptance) for r in replayed]
+    positions, end = np.arange(len(accepts)), np.repeat(np.cumsum(lengths), lengths)
     mismatches = np.append(np.flatnonzero(~accepts), len(accepts))
     accepted_len = np.minimum(
         np.minimum(mismatches[np.searchsorted(mismatches, positions)], end) - positions,
@@ -86,21 +115,16 @@ def rounds_from_replay(
     source = np.where(
         known, positions[:, None] + steps, (resampled_from[:, None] + steps) % len(confidence)
     )
-    max_draft = np.concatenate(
-        [r.token_budget - 1 - np.arange(len(r.acceptance)) for r in replayed]
-    )
     rank_at_mismatch = np.append(_concatenate_ranks(replayed), 0)[
         np.where(positions + accepted_len < end, positions + accepted_len, len(positions))
     ]
-    return RoundTable(
+    return RoundTable.lay_out(
         accepted_len,
         rank_at_mismatch,
         confidence[source],
-        max_draft,
-        end - positions,
-        ends - lengths,
+        tuple(r.prompt_index for r in replayed),
         lengths,
-        prompt_indices=tuple(r.prompt_index for r in replayed),
+        [r.token_budget for r in replayed],
         experts=_concatenate_experts([r.experts for r in replayed], longest_draft),
     )
 
@@ -132,22 +156,15 @@ def rounds_without_model(
     as `ReplayBatches` counts them.
     """
     prompts = tuple(i for i, text in enumerate(continuations) if len(text) > 1)
-    lengths = np.array([len(continuations[i]) - 1 for i in prompts])
-    ends, offsets = np.cumsum(lengths), [np.arange(n) for n in lengths]
-    tokens_left = np.concatenate([n - offset for n, offset in zip(lengths, offsets, strict=True)])
-    max_draft = np.concatenate(
-        [token_budgets[i] - 1 - offset for i, offset in zip(prompts, offsets, strict=True)]
-    )
-    zeros = np.zeros(len(tokens_left), dtype=int)
-    return RoundTable(
+    lengths = [len(continuations[i]) - 1 for i in prompts]
+    zeros = np.zeros(sum(lengths), dtype=int)
+    return RoundTable.lay_out(
         zeros,
         zeros,
-        np.zeros((len(tokens_left), MAX_ROUND_DRAFT)),
-        max_draft,
-        tokens_left,
-        ends - lengths,
+        np.zeros((len(zeros), MAX_ROUND_DRAFT)),
+        prompts,
         lengths,
-        prompt_indices=prompts,
+        [token_budgets[i] for i in prompts],
         experts=_concatenate_experts(
             [(experts_read or {}).get(i) for i in prompts], MAX_ROUND_DRAFT
         ),

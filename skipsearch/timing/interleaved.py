@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from skipsearch.core.sequences import common_prefix_length
 from skipsearch.core.stats import DecodeStats, Estimate, bootstrap_ratio
 from skipsearch.decoding import Decoder, Generation
 from skipsearch.engine import no_grad
@@ -236,10 +237,7 @@ def find_first_divergence(
 
     if list(plain) == list(other):
         return None
-    index = next(
-        (i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b),
-        min(len(plain), len(other)),
-    )
+    index = common_prefix_length(plain, other)
     text = [*prompt, *plain[:index]]
     device = model.spec.device
     logits = forward(

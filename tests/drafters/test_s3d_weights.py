@@ -148,8 +148,8 @@ def test_replay_counts_what_decoding_with_a_tree_counts(length: int) -> None:
 
 def test_a_tree_grows_where_most_texts_go() -> None:
     rank = np.array([[0, 1, 0]] * 3 + [[0, 0, 0]] * 4 + [[1, 0, 5]] * 2 + [[2, 5, 5]])
-    nothing = np.zeros(10, dtype=int)
-    found = DraftRanks(rank, nothing, nothing, nothing[:1], nothing[:1] + 10, (0,)).propose_trees()
+    found = DraftRanks(rank, prompt_indices=(0,), n_positions=[10], token_budgets=[11])
+    found = found.propose_trees()
     assert [(tree.parents, tree.ranks) for tree in found[:3]] == [
         ((0,), (0,)),
         ((0, 1), (0, 0)),
