@@ -18,32 +18,24 @@ from skipsearch.engine.sampler import TemperatureSampler
 from ..acceptance_checks import check_acceptance
 from ..checks import check_greedy
 from ..sampling_checks import Warp, check_sampling
-from .register import caught_by
+from .register import caught_by, planted
 
 
 def check_sampling_of_likely_tokens() -> None:
     check_sampling(Warp(0.7, top_p=0.8, top_k=3))
 
 
-@caught_by(check_greedy)
-def first_wrong_token_accepted() -> Iterator[None]:
-    def accept(drafted: Tensor, logits: Tensor) -> tuple[int, int]:
-        accepted, _ = acceptance.accept_greedy(drafted, logits)
-        accepted = min(accepted + 1, len(drafted))
-        return accepted, int(logits[accepted].argmax())
-
-    with patch.object(acceptor, "accept_greedy", accept):
-        yield
+@planted(check_greedy, acceptor, "accept_greedy")
+def first_wrong_token_accepted(real, drafted, logits):
+    accepted, _ = acceptance.accept_greedy(drafted, logits)
+    accepted = min(accepted + 1, len(drafted))
+    return accepted, int(logits[accepted].argmax())
 
 
-@caught_by(check_greedy)
-def correction_read_from_the_row_behind() -> Iterator[None]:
-    def accept(drafted: Tensor, logits: Tensor) -> tuple[int, int]:
-        accepted, _ = acceptance.accept_greedy(drafted, logits)
-        return accepted, int(logits[-1].argmax())
-
-    with patch.object(acceptor, "accept_greedy", accept):
-        yield
+@planted(check_greedy, acceptor, "accept_greedy")
+def correction_read_from_the_row_behind(real, drafted, logits):
+    accepted, _ = acceptance.accept_greedy(drafted, logits)
+    return accepted, int(logits[-1].argmax())
 
 
 def _swapped(
@@ -77,19 +69,14 @@ def p_and_q_swapped_in_the_rule_alone() -> Iterator[None]:
         yield
 
 
-@caught_by(check_acceptance)
-def residual_not_renormalised() -> Iterator[None]:
+@planted(check_acceptance, acceptance, "residual")
+def residual_not_renormalised(real, p, q, token):
     """Only the check of the rule can see it: draw_tokens accepts such a distribution."""
-
-    def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
-        if q is None:
-            q = torch.zeros_like(p)
-            q[token] = 1
-        left = (p - q).clamp(min=0)
-        return left if bool(left.sum() > 0) else p
-
-    with patch.object(acceptance, "residual", residual):
-        yield
+    if q is None:
+        q = torch.zeros_like(p)
+        q[token] = 1
+    left = (p - q).clamp(min=0)
+    return left if bool(left.sum() > 0) else p
 
 
 @caught_by(check_sampling)
@@ -128,39 +115,21 @@ def greedy_draft_entered_as_its_softmax() -> Iterator[None]:
         yield
 
 
-@caught_by(check_sampling)
-def bonus_token_without_temperature() -> Iterator[None]:
-    real = TemperatureSampler.warp_to_probs
-
-    def probs(self: TemperatureSampler, logits: Tensor) -> Tensor:
-        warped = real(self, logits)
-        if len(logits) > 1:  # a verify pass
-            warped[-1] = logits[-1].softmax(dim=-1)
-        return warped
-
-    with patch.object(TemperatureSampler, "warp_to_probs", probs):
-        yield
+@planted(check_sampling, TemperatureSampler, "warp_to_probs")
+def bonus_token_without_temperature(real, self, logits):
+    warped = real(self, logits)
+    if len(logits) > 1:  # a verify pass
+        warped[-1] = logits[-1].softmax(dim=-1)
+    return warped
 
 
-@caught_by(check_sampling)
-def draft_judged_at_another_temperature() -> Iterator[None]:
-    real = TemperatureSampler.draw
-
-    def draw(self: TemperatureSampler, scored: DraftScores) -> tuple[Tensor, Tensor | None]:
-        assert scored.probs is not None
-        hotter = scored.probs**0.5
-        return real(self, scored)[0], hotter / hotter.sum(dim=-1, keepdim=True)
-
-    with patch.object(TemperatureSampler, "draw", draw):
-        yield
+@planted(check_sampling, TemperatureSampler, "draw")
+def draft_judged_at_another_temperature(real, self, scored):
+    assert scored.probs is not None
+    hotter = scored.probs**0.5
+    return real(self, scored)[0], hotter / hotter.sum(dim=-1, keepdim=True)
 
 
-@caught_by(check_sampling_of_likely_tokens)
-def top_p_and_top_k_left_out_of_the_verify_pass() -> Iterator[None]:
-    real = TemperatureSampler.warp_to_probs
-
-    def probs(self: TemperatureSampler, logits: Tensor) -> Tensor:
-        return (logits / 0.7).softmax(dim=-1) if len(logits) > 1 else real(self, logits)
-
-    with patch.object(TemperatureSampler, "warp_to_probs", probs):
-        yield
+@planted(check_sampling_of_likely_tokens, TemperatureSampler, "warp_to_probs")
+def top_p_and_top_k_left_out_of_the_verify_pass(real, self, logits):
+    return (logits / 0.7).softmax(dim=-1) if len(logits) > 1 else real(self, logits)

@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Batch, Request, RunningRequest, batch, batch_cache
@@ -32,32 +31,18 @@ from ..batch_checks import (
     check_owners,
     check_passes_of_a_batch,
 )
-from .register import caught_by
+from .register import caught_by, planted
 
 
-@caught_by(check_batch)
-def row_sees_the_first_rows_kv() -> Iterator[None]:
-    real = KVCache.write
-
-    def write(
-        self: KVCache, layer: int, key: Tensor, value: Tensor, plan: PassPlan
-    ) -> tuple[Tensor, Tensor]:
-        keys, values = real(self, layer, key, value, plan)
-        return keys[:1].expand_as(keys), values[:1].expand_as(values)
-
-    with patch.object(KVCache, "write", write):
-        yield
+@planted(check_batch, KVCache, "write")
+def row_sees_the_first_rows_kv(real, self, layer, key, value, plan):
+    keys, values = real(self, layer, key, value, plan)
+    return keys[:1].expand_as(keys), values[:1].expand_as(values)
 
 
-@caught_by(check_batch)
-def two_requests_in_one_row() -> Iterator[None]:
-    real = RowCache.__init__
-
-    def init(self: RowCache, shared: SharedCache, row: int, join: Any) -> None:
-        real(self, shared, min(row, 1), join)
-
-    with patch.object(RowCache, "__init__", init):
-        yield
+@planted(check_batch, RowCache, "__init__")
+def two_requests_in_one_row(real, self, shared, row, join):
+    real(self, shared, min(row, 1), join)
 
 
 @caught_by(check_batch)
@@ -86,34 +71,22 @@ def one_length_for_all_rows() -> Iterator[None]:
         yield
 
 
-@caught_by(check_batch)
-def longest_row_shown_to_all() -> Iterator[None]:
+@planted(check_batch, batched_pass, "batch_plans")
+def longest_row_shown_to_all(real, plans, spare, device):
     """Every row sees as many keys as the longest: zeros, or K/V of an earlier request."""
-    real = batched_pass.batch_plans
-
-    def plan(plans: Sequence[PassPlan | None], spare: int, device: torch.device) -> PassPlan:
-        made = real(plans, spare, device)
-        assert made.mask is not None
-        return replace(
-            made,
-            mask=made.mask
-            | (made.mask.any(dim=0, keepdim=True) & (made.slots != spare)[:, None, :, None]),
-        )
-
-    with patch.object(batched_pass, "batch_plans", plan):
-        yield
+    made = real(plans, spare, device)
+    assert made.mask is not None
+    return replace(
+        made,
+        mask=made.mask
+        | (made.mask.any(dim=0, keepdim=True) & (made.slots != spare)[:, None, :, None]),
+    )
 
 
-@caught_by(check_batch)
-def all_rows_stand_where_the_first_does() -> Iterator[None]:
-    real = batched_pass.batch_plans
-
-    def plan(*arguments: Any) -> PassPlan:
-        made = real(*arguments)
-        return replace(made, positions=made.positions[:1].expand_as(made.positions))
-
-    with patch.object(batched_pass, "batch_plans", plan):
-        yield
+@planted(check_batch, batched_pass, "batch_plans")
+def all_rows_stand_where_the_first_does(real, *arguments):
+    made = real(*arguments)
+    return replace(made, positions=made.positions[:1].expand_as(made.positions))
 
 
 @caught_by(check_batch)
@@ -161,47 +134,31 @@ def scores_of_all_asked_for_by_one() -> Iterator[None]:
         yield
 
 
-@caught_by(check_batch)
-def row_moved_without_its_kv() -> Iterator[None]:
-    def move(self: SharedCache, row: RowCache, to: int) -> None:
-        del self._views[row.first_row, row.end_row]
-        row.first_row, row.end_row = to, to + 1
-        self.register(row)
-
-    with patch.object(SharedCache, "move_row", move):
-        yield
+@planted(check_batch, SharedCache, "move_row")
+def row_moved_without_its_kv(real, self, row, to):
+    del self._views[row.first_row, row.end_row]
+    row.first_row, row.end_row = to, to + 1
+    self.register(row)
 
 
-@caught_by(check_batch_that_grows)
-def row_cache_grown_without_what_was_there() -> Iterator[None]:
-    def reserve(self: SharedCache, slots: int) -> None:
-        if slots > self.padding_slot:
-            self._set_capacity(round_slots(slots) + 1)
-            for buffers in (self.keys, self.values):
-                buffers[:] = [
-                    None
-                    if old is None
-                    else old.new_zeros(*old.shape[:2], self.capacity, old.shape[3])
-                    for old in buffers
-                ]
-            self._refresh_views()
-
-    with patch.object(SharedCache, "reserve", reserve):
-        yield
+@planted(check_batch_that_grows, SharedCache, "reserve")
+def row_cache_grown_without_what_was_there(real, self, slots):
+    if slots > self.padding_slot:
+        self._set_capacity(round_slots(slots) + 1)
+        for buffers in (self.keys, self.values):
+            buffers[:] = [
+                None if old is None else old.new_zeros(*old.shape[:2], self.capacity, old.shape[3])
+                for old in buffers
+            ]
+        self._refresh_views()
 
 
-@caught_by(check_batch)
-def view_of_the_cache_that_was() -> Iterator[None]:
+@planted(check_batch, SharedCache, "move_row")
+def view_of_the_cache_that_was(real, self, row, to):
     """A row that was moved still reads and writes its old slots."""
-    real = SharedCache.move_row
-
-    def move(self: SharedCache, row: RowCache, to: int) -> None:
-        keys, values = row.keys, row.values
-        real(self, row, to)
-        row.keys, row.values = keys, values
-
-    with patch.object(SharedCache, "move_row", move):
-        yield
+    keys, values = row.keys, row.values
+    real(self, row, to)
+    row.keys, row.values = keys, values
 
 
 @caught_by(check_passes_of_a_batch)
@@ -259,16 +216,10 @@ def lookups_of_one_row_answered_by_another() -> Iterator[None]:
         yield
 
 
-@caught_by(check_batch_of_windows)
-def window_of_the_first_row_for_all() -> Iterator[None]:
+@planted(check_batch_of_windows, attention_masks, "with_window")
+def window_of_the_first_row_for_all(real, plan, window):
     """The window of a row is counted from the position of another one."""
-    real = attention_masks.with_window
-
-    def windowed(plan: PassPlan, window: int | None) -> Tensor | None:
-        return real(replace(plan, positions=plan.positions[:1].expand_as(plan.positions)), window)
-
-    with patch.object(attention_masks, "with_window", windowed):
-        yield
+    return real(replace(plan, positions=plan.positions[:1].expand_as(plan.positions)), window)
 
 
 @caught_by(check_batch_of_windows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -25,9 +25,9 @@ from skipsearch.drafters.clasp import session as clasp_session
 from skipsearch.drafters.clasp.session import CLaSpPolicy
 from skipsearch.drafters.dynamic_mask import DynamicMaskSession
 from skipsearch.drafters.swift.session import SWIFTPolicy
-from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
+from skipsearch.models.kv_cache import Planner
 
-from .register import caught_by
+from .register import caught_by, planted
 
 
 @caught_by(check_clasp)
@@ -57,66 +57,42 @@ def states_of_a_plan_see_each_other() -> Iterator[None]:
         yield
 
 
-@caught_by(check_clasp)
-def plan_from_a_rejected_row() -> Iterator[None]:
+@planted(check_clasp, CLaSpPolicy, "_plan_mask")
+def plan_from_a_rejected_row(real, self, ctx, row):
     """The states are those of the last row of the verify pass, also if it was rejected."""
-    real = CLaSpPolicy._plan_mask
-
-    def planned(self: CLaSpPolicy, ctx: DecodeContext, row: int) -> Any:
-        return real(self, ctx, self.hidden_states[0].shape[1] - 1)
-
-    with patch.object(CLaSpPolicy, "_plan_mask", planned):
-        yield
+    return real(self, ctx, self.hidden_states[0].shape[1] - 1)
 
 
-@caught_by(check_clasp)
-def plan_that_is_late() -> Iterator[None]:
+@planted(check_clasp, CLaSpPolicy, "next_mask")
+def plan_that_is_late(real, self, ctx, path):
     """A plan is made one round late."""
-    real = CLaSpPolicy.next_mask
-
-    def following(self: CLaSpPolicy, ctx: DecodeContext, path: Sequence[int]) -> Any:
-        before = self.since_last_plan
-        found = real(self, ctx, path)
-        if found is not None:
-            self.since_last_plan = before - self.spec.interval
-        return found
-
-    with patch.object(CLaSpPolicy, "next_mask", following):
-        yield
+    before = self.since_last_plan
+    found = real(self, ctx, path)
+    if found is not None:
+        self.since_last_plan = before - self.spec.interval
+    return found
 
 
-@caught_by(check_asd)
-def branch_compared_without_its_residual() -> Iterator[None]:
-    real = ASDPolicy.tap
+@planted(check_asd, ASDPolicy, "tap")
+def branch_compared_without_its_residual(real, self, model, cache, plan, rows):
+    look = real(self, model, cache, plan, rows)
 
-    def tap(self: ASDPolicy, model: Any, cache: KVCache, plan: PassPlan, rows: int) -> Any:
-        look = real(self, model, cache, plan, rows)
+    def of_branches(i: int, h: Tensor) -> Any:
+        between = look(i, h) if look else None
+        return between and (lambda behind: between(behind - h))
 
-        def of_branches(i: int, h: Tensor) -> Any:
-            between = look(i, h) if look else None
-            return between and (lambda behind: between(behind - h))
-
-        return of_branches
-
-    with patch.object(ASDPolicy, "tap", tap):
-        yield
+    return of_branches
 
 
-@caught_by(check_asd)
-def layers_counted_from_0() -> Iterator[None]:
-    real = ASDPolicy.initial_mask
-
-    def first(self: ASDPolicy, ctx: DecodeContext) -> Any:
-        mask = real(self, ctx)
-        every = {
-            i
-            for i in range(mask.n_layers - self.spec.keep_last)
-            if self.spec.every and i % self.spec.every == 0
-        }
-        return replace(mask, attn=tuple(sorted({*mask.attn, *every})), mlp=tuple(sorted(every)))
-
-    with patch.object(ASDPolicy, "initial_mask", first):
-        yield
+@planted(check_asd, ASDPolicy, "initial_mask")
+def layers_counted_from_0(real, self, ctx):
+    mask = real(self, ctx)
+    every = {
+        i
+        for i in range(mask.n_layers - self.spec.keep_last)
+        if self.spec.every and i % self.spec.every == 0
+    }
+    return replace(mask, attn=tuple(sorted({*mask.attn, *every})), mlp=tuple(sorted(every)))
 
 
 @caught_by(check_asd)
@@ -175,34 +151,22 @@ def latest_tokens_judged_as_published() -> Iterator[None]:
         yield
 
 
-@caught_by(check_swift_as_published)
-def mask_at_the_start_judged_as_published() -> Iterator[None]:
+@planted(check_swift_as_published, SWIFTPolicy, "_run_trial")
+def mask_at_the_start_judged_as_published(real, self, ctx):
     """The published search has no score of its first mask."""
-    real = SWIFTPolicy._run_trial
-
-    def tried(self: SWIFTPolicy, ctx: DecodeContext) -> None:
-        stream = self.drafter.search
-        if not stream.n_judged:
-            stream.n_correct, stream.n_judged = (
-                self._score_first(ctx, stream.mask),
-                self.drafter.spec.window,
-            )
-        real(self, ctx)
-
-    with patch.object(SWIFTPolicy, "_run_trial", tried):
-        yield
+    stream = self.drafter.search
+    if not stream.n_judged:
+        stream.n_correct, stream.n_judged = (
+            self._score_first(ctx, stream.mask),
+            self.drafter.spec.window,
+        )
+    real(self, ctx)
 
 
-@caught_by(check_asd)
-def padding_in_the_mean() -> Iterator[None]:
+@planted(check_asd, ASDPolicy, "tap")
+def padding_in_the_mean(real, self, model, cache, plan, rows):
     """Rows that only pad a pass count as prompt."""
-    real = ASDPolicy.tap
-
-    def tap(self: ASDPolicy, model: Any, cache: KVCache, plan: PassPlan, rows: int) -> Any:
-        return real(self, model, cache, plan, plan.positions.shape[1])
-
-    with patch.object(ASDPolicy, "tap", tap):
-        yield
+    return real(self, model, cache, plan, plan.positions.shape[1])
 
 
 @caught_by(check_swift)
@@ -219,29 +183,15 @@ def tried_tokens_see_each_other() -> Iterator[None]:
         yield
 
 
-@caught_by(check_choosing)
-def trial_written_over_the_text() -> Iterator[None]:
+@planted(check_choosing, Planner, "plan_replay")
+def trial_written_over_the_text(real, self, start, positions, anchors, groups):
     """The rows of a trial are written to the slots of the text."""
-    real = Planner.plan_replay
-
-    def anchored(
-        self: Planner, start: int, positions: Tensor, anchors: Tensor, groups: Tensor
-    ) -> PassPlan:
-        plan = real(self, start, positions, anchors, groups)
-        return replace(plan, slots=positions, first_slot=None)
-
-    with patch.object(Planner, "plan_replay", anchored):
-        yield
+    plan = real(self, start, positions, anchors, groups)
+    return replace(plan, slots=positions, first_slot=None)
 
 
-@caught_by(check_choosing)
-def mask_changed_within_a_round() -> Iterator[None]:
+@planted(check_choosing, DynamicMaskSession, "committed")
+def mask_changed_within_a_round(real, self, ctx, path):
     """A mask is chosen within a draft, and its K/V are taken for the full model's."""
-    real = DynamicMaskSession.committed
-
-    def committed(self: DynamicMaskSession, ctx: DecodeContext, path: Sequence[int]) -> None:
-        real(self, ctx, path)
-        ctx.cache.length += self.mask_history[-1][0] == self.n_rounds
-
-    with patch.object(DynamicMaskSession, "committed", committed):
-        yield
+    real(self, ctx, path)
+    ctx.cache.length += self.mask_history[-1][0] == self.n_rounds

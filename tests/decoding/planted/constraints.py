@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from unittest.mock import patch
 
-import numpy as np
 from helpers.toy_constraint import ToyMatcher
-from torch import Tensor
 
-from skipsearch.constraints import Matcher
 from skipsearch.decoding import acceptor
 from skipsearch.decoding.acceptor import Acceptor, make_masks
 from skipsearch.drafters import Draft
@@ -20,7 +17,7 @@ from ..constraint_checks import (
     check_constrained_greedy,
     check_constrained_law,
 )
-from .register import caught_by
+from .register import caught_by, planted
 
 
 @caught_by(check_constrained_greedy)
@@ -29,55 +26,32 @@ def the_state_of_a_rejected_token_stays() -> Iterator[None]:
         yield
 
 
-@caught_by(check_constrained_greedy)
-def a_row_has_the_mask_of_the_row_before() -> Iterator[None]:
-    def late(
-        matcher: Matcher, tokens: Sequence[int], parents: Sequence[int] | None, vocab_size: int
-    ) -> np.ndarray:
-        masks = make_masks(matcher, tokens, parents, vocab_size)
-        masks[1:] = masks[:-1].copy()
-        return masks
-
-    with patch.object(acceptor, "make_masks", late):
-        yield
+@planted(check_constrained_greedy, acceptor, "make_masks")
+def a_row_has_the_mask_of_the_row_before(real, matcher, tokens, parents, vocab_size):
+    masks = make_masks(matcher, tokens, parents, vocab_size)
+    masks[1:] = masks[:-1].copy()
+    return masks
 
 
-@caught_by(check_constrained_greedy)
-def forced_tokens_are_not_verified() -> Iterator[None]:
+@planted(check_constrained_greedy, acceptor, "accept_greedy")
+def forced_tokens_are_not_verified(real, draft_tokens, logits):
     """The last row chooses the token after them, as if all were accepted."""
-
-    def accept(draft_tokens: Tensor, logits: Tensor) -> tuple[int, int]:
-        return len(draft_tokens), int(logits[-1].argmax())
-
-    with patch.object(acceptor, "accept_greedy", accept):
-        yield
+    return len(draft_tokens), int(logits[-1].argmax())
 
 
-@caught_by(check_constrained_law)
-def q_counts_illegal_tokens() -> Iterator[None]:
+@planted(check_constrained_law, Acceptor, "cut")
+def q_counts_illegal_tokens(real, self, draft):
     """A draft is cut, and its distribution is still that of all tokens."""
-    real = Acceptor.cut
-
-    def cut(self: Acceptor, draft: Draft) -> Draft | None:
-        result = real(self, draft)
-        if result is None or draft.probs is None or result.probs is None:
-            return result
-        return replace(result, probs=draft.probs[: len(result.tokens)])
-
-    with patch.object(Acceptor, "cut", cut):
-        yield
+    result = real(self, draft)
+    if result is None or draft.probs is None or result.probs is None:
+        return result
+    return replace(result, probs=draft.probs[: len(result.tokens)])
 
 
-@caught_by(check_constrained_counts)
-def a_drafter_learns_nodes_of_the_tree_that_the_constraint_left() -> Iterator[None]:
-    real = Acceptor.cut
-
-    def cut(self: Acceptor, draft: Draft) -> Draft | None:
-        result = real(self, draft)
-        return None if result is None else replace(result, own_nodes=None)
-
-    with patch.object(Acceptor, "cut", cut):
-        yield
+@planted(check_constrained_counts, Acceptor, "cut")
+def a_drafter_learns_nodes_of_the_tree_that_the_constraint_left(real, self, draft):
+    result = real(self, draft)
+    return None if result is None else replace(result, own_nodes=None)
 
 
 @caught_by(check_constrained_counts)

@@ -7,17 +7,15 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 from skipsearch.decoding import loop
-from skipsearch.drafters import DecodeContext, Draft
+from skipsearch.drafters import DecodeContext
 from skipsearch.drafters.draft_model_session import DraftModelSession, HeadRowsSampler
 from skipsearch.drafters.skip.session import SkipSession
-from skipsearch.engine.sampler import DraftScores
 from skipsearch.models.head_rows import HeadRows
 
 from ..reduced_checks import check_known_tokens, check_reduced_greedy, check_reduced_law
-from .register import caught_by
+from .register import caught_by, planted
 
 
 @caught_by(check_reduced_greedy)
@@ -40,20 +38,14 @@ def rounded_weights_verify() -> Iterator[None]:
         yield
 
 
-@caught_by(check_reduced_greedy)
-def drafts_write_over_committed_kv() -> Iterator[None]:
+@planted(check_reduced_greedy, SkipSession, "draft")
+def drafts_write_over_committed_kv(real, self, ctx, max_tokens):
     """The K/V of a drafted token are written to the slot before its own."""
-    real = SkipSession.draft
-
-    def draft(self: SkipSession, ctx: DecodeContext, max_tokens: int) -> Draft | None:
-        result, slot = real(self, ctx, max_tokens), ctx.cache.length
-        for buffer in (*ctx.cache.keys, *ctx.cache.values):
-            if buffer is not None and slot:
-                buffer[:, :, slot - 1] = buffer[:, :, slot]
-        return result
-
-    with patch.object(SkipSession, "draft", draft):
-        yield
+    result, slot = real(self, ctx, max_tokens), ctx.cache.length
+    for buffer in (*ctx.cache.keys, *ctx.cache.values):
+        if buffer is not None and slot:
+            buffer[:, :, slot - 1] = buffer[:, :, slot]
+    return result
 
 
 @caught_by(check_known_tokens)
@@ -69,14 +61,8 @@ def the_tokens_of_the_text_are_not_added() -> Iterator[None]:
         yield
 
 
-@caught_by(check_reduced_law)
-def q_is_of_other_tokens() -> Iterator[None]:
+@planted(check_reduced_law, HeadRowsSampler, "draw")
+def q_is_of_other_tokens(real, self, scores):
     """The draft's distribution is reported for the wrong tokens."""
-    real = HeadRowsSampler.draw
-
-    def draw(self: HeadRowsSampler, scores: DraftScores) -> tuple[Tensor, Tensor | None]:
-        tokens, probs = real(self, scores)
-        return tokens, None if probs is None else probs.roll(1, dims=-1)
-
-    with patch.object(HeadRowsSampler, "draw", draw):
-        yield
+    tokens, probs = real(self, scores)
+    return tokens, None if probs is None else probs.roll(1, dims=-1)

@@ -10,20 +10,14 @@ from skipsearch.decoding import loop
 from skipsearch.decoding.stopping import Detokenizer, StopCondition
 
 from ..checks import check_endings, check_greedy
-from .register import caught_by
+from .register import caught_by, planted
 
 
-@caught_by(check_greedy)
-def one_token_too_many() -> Iterator[None]:
-    real = StopCondition.push_token
-
-    def push(self: StopCondition, token: int) -> str | None:
-        if real(self, token) == "length" and self.n_tokens == self.max_new_tokens:
-            self.reason = None
-        return self.reason
-
-    with patch.object(StopCondition, "push_token", push):
-        yield
+@planted(check_greedy, StopCondition, "push_token")
+def one_token_too_many(real, self, token):
+    if real(self, token) == "length" and self.n_tokens == self.max_new_tokens:
+        self.reason = None
+    return self.reason
 
 
 @caught_by(check_endings)
@@ -63,38 +57,22 @@ def eos_inside_a_round_does_not_cut_it() -> Iterator[None]:
         yield
 
 
-@caught_by(check_endings)
-def stop_string_sought_in_the_last_token_only() -> Iterator[None]:
-    real = Detokenizer.push_token
-
-    def push(self: Detokenizer, token: int) -> bool:
-        real(self, token)
-        return any(s.text in self.tokenizer.decode([token]) for s in self.stop_strings)
-
-    with patch.object(Detokenizer, "push_token", push):
-        yield
+@planted(check_endings, Detokenizer, "push_token")
+def stop_string_sought_in_the_last_token_only(real, self, token):
+    real(self, token)
+    return any(s.text in self.tokenizer.decode([token]) for s in self.stop_strings)
 
 
-@caught_by(check_endings)
-def half_a_character_shown() -> Iterator[None]:
-    def push(self: Detokenizer, token: int) -> bool:
-        self.tokens.append(token)
-        self.ready += self.tokenizer.decode([token], skip_special_tokens=True)
-        return any(s.text in self.ready for s in self.stop_strings)
-
-    with patch.object(Detokenizer, "push_token", push):
-        yield
+@planted(check_endings, Detokenizer, "push_token")
+def half_a_character_shown(real, self, token):
+    self.tokens.append(token)
+    self.ready += self.tokenizer.decode([token], skip_special_tokens=True)
+    return any(s.text in self.ready for s in self.stop_strings)
 
 
-@caught_by(check_endings)
-def start_of_a_stop_string_shown() -> Iterator[None]:
-    real = Detokenizer.pop_text
-
-    def take(self: Detokenizer, last: bool = False) -> str:
-        if last:
-            return real(self, last)
-        text, self.ready = self.ready, ""
-        return text
-
-    with patch.object(Detokenizer, "pop_text", take):
-        yield
+@planted(check_endings, Detokenizer, "pop_text")
+def start_of_a_stop_string_shown(real, self, last=False):
+    if last:
+        return real(self, last)
+    text, self.ready = self.ready, ""
+    return text

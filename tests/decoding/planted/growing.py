@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 from skipsearch.engine import RowCache, shared_cache
 from skipsearch.models import kv_cache
@@ -20,7 +18,7 @@ from ..growing_checks import (
     check_growing_sessions,
     check_leaving_rows,
 )
-from .register import caught_by
+from .register import caught_by, planted
 
 
 @caught_by(check_growing_caches)
@@ -33,37 +31,25 @@ def a_larger_cache_without_what_was_there() -> Iterator[None]:
         yield
 
 
-@caught_by(check_growing_padded_passes)
-def nan_in_the_slots_that_came_later() -> Iterator[None]:
-    real = kv_cache.resize
-
-    def resize(buffer: Tensor, slots: int) -> Tensor:
-        larger = real(buffer, slots)
-        larger[:, :, buffer.shape[2] :] = torch.nan
-        return larger
-
-    with patch.object(kv_cache, "resize", resize):
-        yield
+@planted(check_growing_padded_passes, kv_cache, "resize")
+def nan_in_the_slots_that_came_later(real, buffer, slots):
+    larger = real(buffer, slots)
+    larger[:, :, buffer.shape[2] :] = torch.nan
+    return larger
 
 
-@caught_by(check_growing_caches)
-def only_what_is_committed_is_copied() -> Iterator[None]:
+@planted(check_growing_caches, KVCache, "get_buffers")
+def only_what_is_committed_is_copied(real, self, layer, key, value):
     """A cache that grows between two draft steps loses the earlier steps.
 
     A verify pass resumes from them, or the draft itself does.
     """
-    real = KVCache.get_buffers
-
-    def buffers(self: KVCache, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        old = self.keys[layer]
-        keys, values = real(self, layer, key, value)
-        if old is not None and keys is not old:
-            for buffer in (keys, values):
-                buffer[:, :, max(0, self.length - 1) :] = 0
-        return keys, values
-
-    with patch.object(KVCache, "get_buffers", buffers):
-        yield
+    old = self.keys[layer]
+    keys, values = real(self, layer, key, value)
+    if old is not None and keys is not old:
+        for buffer in (keys, values):
+            buffer[:, :, max(0, self.length - 1) :] = 0
+    return keys, values
 
 
 @caught_by(check_growing_sessions)
@@ -85,31 +71,19 @@ def rows_that_keep_the_smaller_buffers() -> Iterator[None]:
         yield
 
 
-@caught_by(check_leaving_rows)
-def row_that_leaves_without_its_kv() -> Iterator[None]:
-    real = RowCache._leave
-
-    def leave(self: RowCache, slots: int) -> None:
-        real(self, slots)
-        for buffer in (*self.keys, *self.values):
-            if buffer is not None:
-                buffer.zero_()
-
-    with patch.object(RowCache, "_leave", leave):
-        yield
+@planted(check_leaving_rows, RowCache, "_leave")
+def row_that_leaves_without_its_kv(real, self, slots):
+    real(self, slots)
+    for buffer in (*self.keys, *self.values):
+        if buffer is not None:
+            buffer.zero_()
 
 
-@caught_by(check_leaving_rows)
-def row_that_left_still_takes_part() -> Iterator[None]:
+@planted(check_leaving_rows, RowCache, "can_join")
+def row_that_left_still_takes_part(real, self, *asked):
     """Its passes join those of the others, in a row that now belongs to another request."""
-    real = RowCache.can_join
-
-    def joins(self: RowCache, *asked: Any) -> bool:
-        alone, self.alone = self.alone, False
-        try:
-            return real(self, *asked)
-        finally:
-            self.alone = alone
-
-    with patch.object(RowCache, "can_join", joins):
-        yield
+    alone, self.alone = self.alone, False
+    try:
+        return real(self, *asked)
+    finally:
+        self.alone = alone

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -14,8 +13,7 @@ from skipsearch.decoding import loop
 from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.kangaroo.session import KangarooSession, ResumingSession
 from skipsearch.drafters.kangaroo.weights import EarlyExitDraft
-from skipsearch.models import ModelAdapter, weight_overlay
-from skipsearch.models.kv_cache import KVCache, PassPlan
+from skipsearch.models import weight_overlay
 
 from ..kangaroo_checks import (
     check_kangaroo_drafts,
@@ -24,22 +22,16 @@ from ..kangaroo_checks import (
     check_kangaroo_siblings,
 )
 from ..trained_checks import check_kangaroo_committed
-from .register import caught_by
+from .register import caught_by, planted
 
 
-@caught_by(check_kangaroo_drafts)
-def adapter_does_not_catch_up() -> Iterator[None]:
+@planted(check_kangaroo_drafts, ResumingSession, "_pending_features")
+def adapter_does_not_catch_up(real, self, ctx):
     """Some tokens never reach the adapter's cache.
 
     These are the last token of a wholly accepted round, and the tokens of other drafters.
     """
-    real = ResumingSession._pending_features
-
-    def behind(self: ResumingSession, ctx: DecodeContext) -> Tensor:
-        return real(self, ctx)[:, -1:]
-
-    with patch.object(ResumingSession, "_pending_features", behind):
-        yield
+    return real(self, ctx)[:, -1:]
 
 
 @caught_by(check_kangaroo_drafts)
@@ -59,18 +51,13 @@ def _not_rolled_back() -> Iterator[None]:
         yield
 
 
-@caught_by(check_kangaroo_drafts)
-def rows_of_rejected_tokens_are_kept() -> Iterator[None]:
+@planted(check_kangaroo_drafts, ResumingSession, "committed")
+def rows_of_rejected_tokens_are_kept(real, self, ctx, path):
     """The adapter reads the states of all rows of a verify pass, rejected tokens included."""
-
-    def committed(self: ResumingSession, ctx: DecodeContext, path: Sequence[int]) -> None:
-        states = torch.cat(self._tapped, dim=1)
-        start = ctx.cache.length - 1 - len(path)
-        self._unread_features.append(states[:, max(0, self.n_in_cache - start) :])
-        self._tapped = []
-
-    with patch.object(ResumingSession, "committed", committed):
-        yield
+    states = torch.cat(self._tapped, dim=1)
+    start = ctx.cache.length - 1 - len(path)
+    self._unread_features.append(states[:, max(0, self.n_in_cache - start) :])
+    self._tapped = []
 
 
 @caught_by(check_kangaroo_drafts)
@@ -87,35 +74,15 @@ def verification_resumes_from_stale_rows() -> Iterator[None]:
         yield
 
 
-@caught_by(check_kangaroo_drafts)
-def verification_resumes_a_layer_too_late() -> Iterator[None]:
-    real = loop.resume_pass
-
-    def resumed(
-        model: Any,
-        hidden: Tensor,
-        first: int,
-        rest: Tensor,
-        cache: KVCache,
-        plan: PassPlan,
-        tap: Any,
-    ) -> Tensor:
-        return real(model, hidden, first + 1, rest, cache, plan, lambda i, h: tap(i - 1, h))
-
-    with patch.object(loop, "resume_pass", resumed):
-        yield
+@planted(check_kangaroo_drafts, loop, "resume_pass")
+def verification_resumes_a_layer_too_late(real, model, hidden, first, rest, cache, plan, tap):
+    return real(model, hidden, first + 1, rest, cache, plan, lambda i, h: tap(i - 1, h))
 
 
-@caught_by(check_kangaroo_siblings)
-def siblings_skip_the_layers_below_the_exit() -> Iterator[None]:
+@planted(check_kangaroo_siblings, loop, "resume_pass")
+def siblings_skip_the_layers_below_the_exit(real, model, hidden, first, rest, *arguments):
     """A row without a draft pass gets the row of another token that had one."""
-    real = loop.resume_pass
-
-    def resumed(model: Any, hidden: Tensor, first: int, rest: Tensor, *arguments: Any) -> Tensor:
-        return real(model, hidden, first, rest[:, :1].expand_as(rest), *arguments)
-
-    with patch.object(loop, "resume_pass", resumed):
-        yield
+    return real(model, hidden, first, rest[:, :1].expand_as(rest), *arguments)
 
 
 @caught_by(check_kangaroo_passes)
@@ -125,56 +92,35 @@ def verification_begins_at_layer_0() -> Iterator[None]:
         yield
 
 
-@caught_by(check_kangaroo_drafts)
-def unsure_token_is_dropped() -> Iterator[None]:
+@planted(check_kangaroo_drafts, KangarooSession, "draft")
+def unsure_token_is_dropped(real, self, ctx, most):
     """The token at which a round stops is not verified, although its feature is computed."""
-    real = KangarooSession.draft
-
-    def draft(self: KangarooSession, ctx: DecodeContext, most: int) -> Draft | None:
-        found = real(self, ctx, most)
-        if found is None or len(found.tokens) in (1, most):
-            return found
-        self._n_drafted -= 1
-        return Draft(found.tokens[:-1], None if found.probs is None else found.probs[:-1])
-
-    with patch.object(KangarooSession, "draft", draft):
-        yield
+    found = real(self, ctx, most)
+    if found is None or len(found.tokens) in (1, most):
+        return found
+    self._n_drafted -= 1
+    return Draft(found.tokens[:-1], None if found.probs is None else found.probs[:-1])
 
 
-@caught_by(check_kangaroo_drafts)
-def final_norm_in_the_place_of_the_adapters() -> Iterator[None]:
-    def logits(self: EarlyExitDraft, adapter: ModelAdapter, *arguments: Any) -> Tensor:
-        return self.model.head(self.run_adapter(*arguments)[:, -1:])[:, -1]
-
-    with patch.object(EarlyExitDraft, "compute_last_logits", logits):
-        yield
+@planted(check_kangaroo_drafts, EarlyExitDraft, "compute_last_logits")
+def final_norm_in_the_place_of_the_adapters(real, self, adapter, *arguments):
+    return self.model.head(self.run_adapter(*arguments)[:, -1:])[:, -1]
 
 
-@caught_by(check_kangaroo_drafts)
-def both_norms_before_the_head() -> Iterator[None]:
+@planted(check_kangaroo_drafts, EarlyExitDraft, "compute_last_logits")
+def both_norms_before_the_head(real, self, adapter, *arguments):
     """The adapter's norm is followed by the model's final norm."""
-
-    def logits(self: EarlyExitDraft, adapter: ModelAdapter, *arguments: Any) -> Tensor:
-        [own] = weight_overlay.get_final_norm(self.adapter).values()
-        h = self.run_adapter(*arguments)[:, -1:]
-        h = own * h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-        return self.model.head(h)[:, -1]
-
-    with patch.object(EarlyExitDraft, "compute_last_logits", logits):
-        yield
+    [own] = weight_overlay.get_final_norm(self.adapter).values()
+    h = self.run_adapter(*arguments)[:, -1:]
+    h = own * h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return self.model.head(h)[:, -1]
 
 
-@caught_by(check_kangaroo_restricted)
-def draft_computes_the_whole_head() -> Iterator[None]:
+@planted(check_kangaroo_restricted, KangarooSession, "draft")
+def draft_computes_the_whole_head(real, self, ctx, most):
     """The draft proposes tokens that its vocabulary does not have."""
-    real = KangarooSession.draft
-
-    def draft(self: KangarooSession, ctx: DecodeContext, most: int) -> Draft | None:
-        sampler = getattr(ctx.sampler, "sampler", ctx.sampler)
-        return real(self, replace(ctx, model=self.early_exit_draft.adapter, sampler=sampler), most)
-
-    with patch.object(KangarooSession, "draft", draft):
-        yield
+    sampler = getattr(ctx.sampler, "sampler", ctx.sampler)
+    return real(self, replace(ctx, model=self.early_exit_draft.adapter, sampler=sampler), most)
 
 
 @caught_by(check_kangaroo_committed)
@@ -182,14 +128,8 @@ def adapter_keeps_what_it_wrote_of_rejected_tokens() -> Iterator[None]:
     yield from _not_rolled_back()
 
 
-@caught_by(check_kangaroo_committed)
-def draft_writes_a_slot_too_early() -> Iterator[None]:
+@planted(check_kangaroo_committed, ResumingSession, "_compute_features")
+def draft_writes_a_slot_too_early(real, self, token, ctx, slot):
     """The layers below the exit overwrite the last committed token."""
-    real = ResumingSession._compute_features
-
-    def features(self: ResumingSession, token: Tensor, ctx: DecodeContext, slot: int) -> Tensor:
-        real(self, token, ctx, slot - 1)
-        return real(self, token, ctx, slot)
-
-    with patch.object(ResumingSession, "_compute_features", features):
-        yield
+    real(self, token, ctx, slot - 1)
+    return real(self, token, ctx, slot)

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from skipsearch.drafters import DecodeContext
 from skipsearch.drafters.mtp.session import MtpSession
 from skipsearch.drafters.mtp.weights import TrainedHead
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
 from ..mtp_checks import check_mtp_drafts
-from .register import caught_by
+from .register import caught_by, planted
 
 
-@caught_by(check_mtp_drafts)
-def state_of_a_rejected_token() -> Iterator[None]:
+@planted(check_mtp_drafts, MtpSession, "committed")
+def state_of_a_rejected_token(real, self, ctx, accepted_rows):
     """The head reads the first rows of a verify pass, rejected tokens included."""
-
-    def committed(self: MtpSession, ctx: DecodeContext, accepted_rows: Sequence[int]) -> None:
-        states = torch.cat(self._tapped, dim=1)
-        self._unread.append(states[:, -1 - len(accepted_rows) :])
-        self._tapped = []
-
-    with patch.object(MtpSession, "committed", committed):
-        yield
+    states = torch.cat(self._tapped, dim=1)
+    self._unread.append(states[:, -1 - len(accepted_rows) :])
+    self._tapped = []
 
 
-@caught_by(check_mtp_drafts)
-def drafts_own_rows_stay() -> Iterator[None]:
+@planted(check_mtp_drafts, MtpSession, "_take_committed")
+def drafts_own_rows_stay(real, self, ctx):
     """The head's K/V of a draft, rejected tokens included, are taken for those of the text."""
-    real = MtpSession._take_committed
-
-    def take(self: MtpSession, ctx: DecodeContext) -> tuple[Tensor, Tensor, PassPlan]:
-        n_stale = min(max(0, self._n_drafted - 1), sum(t.shape[1] for t in self._unread) - 1)
-        states = torch.cat(self._unread, dim=1)
-        self._unread = [states[:, n_stale:]]
-        self._n_read += n_stale
-        return real(self, ctx)
-
-    with patch.object(MtpSession, "_take_committed", take):
-        yield
+    n_stale = min(max(0, self._n_drafted - 1), sum(t.shape[1] for t in self._unread) - 1)
+    states = torch.cat(self._unread, dim=1)
+    self._unread = [states[:, n_stale:]]
+    self._n_read += n_stale
+    return real(self, ctx)
 
 
 @caught_by(check_mtp_drafts)
@@ -66,14 +54,8 @@ def state_of_another_step() -> Iterator[None]:
         yield
 
 
-@caught_by(check_mtp_drafts)
-def token_of_another_step() -> Iterator[None]:
+@planted(check_mtp_drafts, MtpSession, "_take_committed")
+def token_of_another_step(real, self, ctx):
     """A row reads the embedding of its own token in place of the next one."""
-    real = MtpSession._take_committed
-
-    def take(self: MtpSession, ctx: DecodeContext) -> tuple[Tensor, Tensor, PassPlan]:
-        hidden, tokens, plan = real(self, ctx)
-        return hidden, tokens.roll(1, dims=1), plan
-
-    with patch.object(MtpSession, "_take_committed", take):
-        yield
+    hidden, tokens, plan = real(self, ctx)
+    return hidden, tokens.roll(1, dims=1), plan

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from skipsearch.engine.native import NativeAdapter, structs
+from skipsearch.engine.native import NativeAdapter
 from skipsearch.engine.native.build import NativeLibrary
 from skipsearch.models.adapter import DraftScores
 
 from ..sampling_checks import check_sampling_in_one_call
-from .register import caught_by
+from .register import caught_by, planted
 
 
 def with_scores(change: Callable[[DraftScores], DraftScores]) -> AbstractContextManager[Any]:
@@ -45,14 +45,8 @@ def the_engines_distributions_are_of_the_steps_before() -> Iterator[None]:
         yield
 
 
-@caught_by(check_sampling_in_one_call)
-def the_engines_draws_take_a_part_of_the_interval() -> Iterator[None]:
-    real = NativeLibrary.run_draft_chain
-
-    def draft(self: NativeLibrary, model: Any, args: structs.PassArgs, *rest: Any) -> int:
-        uniforms = ctypes.cast(args.sampling.contents.uniforms, ctypes.POINTER(ctypes.c_double))
-        uniforms[0] = uniforms[0] * 0.5
-        return real(self, model, args, *rest)
-
-    with patch.object(NativeLibrary, "run_draft_chain", draft):
-        yield
+@planted(check_sampling_in_one_call, NativeLibrary, "run_draft_chain")
+def the_engines_draws_take_a_part_of_the_interval(real, self, model, args, *rest):
+    uniforms = ctypes.cast(args.sampling.contents.uniforms, ctypes.POINTER(ctypes.c_double))
+    uniforms[0] = uniforms[0] * 0.5
+    return real(self, model, args, *rest)

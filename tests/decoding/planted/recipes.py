@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +13,6 @@ from torch import Tensor
 from skipsearch.decoding import acceptance, acceptor, loop
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.loop import DecodeLoop
-from skipsearch.drafters import DecodeContext, Draft
 from skipsearch.drafters.lookup.answer_memory import AnswerMemory
 from skipsearch.drafters.lookup.session import LookupDrafter, LookupSession
 from skipsearch.drafters.lookup.suffix_index import Match, SuffixIndex
@@ -21,103 +20,60 @@ from skipsearch.engine import draws
 
 from ..checks import check_greedy
 from ..recipe_checks import check_certain_sampling, check_guard, check_lookup, check_memory
-from .register import caught_by
+from .register import caught_by, planted
 
 
-@caught_by(check_lookup)
-def lookup_one_place_off() -> Iterator[None]:
+@planted(check_lookup, SuffixIndex, "longest_match")
+def lookup_one_place_off(real, self):
     """The proposal starts one token after the one that followed the match."""
-    real = SuffixIndex.longest_match
-
-    def match(self: SuffixIndex) -> Match | None:
-        found = real(self)
-        return (
-            None if found is None else Match(found.length, min(found.position + 1, len(self) - 1))
-        )
-
-    with patch.object(SuffixIndex, "longest_match", match):
-        yield
+    found = real(self)
+    return None if found is None else Match(found.length, min(found.position + 1, len(self) - 1))
 
 
-@caught_by(check_lookup)
-def lookup_across_requests() -> Iterator[None]:
+@planted(check_lookup, LookupDrafter, "new_session")
+def lookup_across_requests(real, self):
     """One index serves all requests of a drafter.
 
     A user's text speeds up the requests of another user, who can notice it.
     """
-    real = LookupDrafter.new_session
-
-    def new_session(self: LookupDrafter) -> LookupSession:
-        session = real(self)
-        session.index = self.__dict__.setdefault("index", session.index)
-        return session
-
-    with patch.object(LookupDrafter, "new_session", new_session):
-        yield
+    session = real(self)
+    session.index = self.__dict__.setdefault("index", session.index)
+    return session
 
 
-@caught_by(check_lookup)
-def answers_remembered_unasked() -> Iterator[None]:
+@planted(check_lookup, DecodeLoop, "__init__")
+def answers_remembered_unasked(real, self, *args):
     """Every decoder has a memory: the answers of one user speed up the requests of another."""
-    real = DecodeLoop.__init__
-
-    def init(self: DecodeLoop, *args: Any) -> None:
-        real(self, *args)
-        self.answer_memory = AnswerMemory(1000)
-
-    with patch.object(DecodeLoop, "__init__", init):
-        yield
+    real(self, *args)
+    self.answer_memory = AnswerMemory(1000)
 
 
-@caught_by(check_memory)
-def memory_reaches_into_the_next_answer() -> Iterator[None]:
+@planted(check_memory, AnswerMemory, "add")
+def memory_reaches_into_the_next_answer(real, self, answer):
     """Nothing separates two answers in the memory."""
-
-    def add(self: AnswerMemory, answer: Sequence[int]) -> None:
-        self._index.extend(answer)
-
-    with patch.object(AnswerMemory, "add", add):
-        yield
+    self._index.extend(answer)
 
 
-@caught_by(check_lookup)
-def pending_token_not_looked_up() -> Iterator[None]:
+@planted(check_lookup, LookupSession, "draft")
+def pending_token_not_looked_up(real, self, ctx, most):
     """The index is one token late, so its proposal belongs one position earlier."""
-    real = LookupSession.draft
-
-    def draft(self: LookupSession, ctx: DecodeContext, most: int) -> Draft | None:
-        return real(self, replace(ctx, history=ctx.history[:-1]), most)
-
-    with patch.object(LookupSession, "draft", draft):
-        yield
+    return real(self, replace(ctx, history=ctx.history[:-1]), most)
 
 
-@caught_by(check_lookup)
-def rejected_tokens_enter_the_index() -> Iterator[None]:
-    real = LookupSession.draft
-
-    def draft(self: LookupSession, ctx: DecodeContext, most: int) -> Draft | None:
-        found = real(self, ctx, most)
-        if found is not None:
-            self.index.extend(found.tokens.tolist())
-        return found
-
-    with patch.object(LookupSession, "draft", draft):
-        yield
+@planted(check_lookup, LookupSession, "draft")
+def rejected_tokens_enter_the_index(real, self, ctx, most):
+    found = real(self, ctx, most)
+    if found is not None:
+        self.index.extend(found.tokens.tolist())
+    return found
 
 
-@caught_by(check_greedy)
-def guard_that_loses_a_token() -> Iterator[None]:
+@planted(check_greedy, loop.DecodeLoop, "_run_round")
+def guard_that_loses_a_token(real, self, request, room):
     """While a drafter rests, its round is left out and not replaced by a plain one."""
-    real = loop.DecodeLoop._run_round
-
-    def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
-        tokens = real(self, request, room)
-        resting = request.guard is not None and request.guard.is_paused(0)
-        return tokens if not resting else tokens[1:] or tokens + tokens
-
-    with patch.object(loop.DecodeLoop, "_run_round", rounds):
-        yield
+    tokens = real(self, request, room)
+    resting = request.guard is not None and request.guard.is_paused(0)
+    return tokens if not resting else tokens[1:] or tokens + tokens
 
 
 @caught_by(check_guard)
@@ -133,18 +89,10 @@ def guard_shared_by_requests() -> Iterator[None]:
         yield
 
 
-@caught_by(check_guard)
-def guard_told_of_nobody() -> Iterator[None]:
+@planted(check_guard, Guard, "record_round")
+def guard_told_of_nobody(real, self, drafter, drafted=0, accepted=0, siblings=0):
     """Rounds count as if nothing was drafted, so no drafter ever rests."""
-    real = Guard.record_round
-
-    def passed(
-        self: Guard, drafter: int | None, drafted: int = 0, accepted: int = 0, siblings: int = 0
-    ) -> None:
-        real(self, None)
-
-    with patch.object(Guard, "record_round", passed):
-        yield
+    real(self, None)
 
 
 @caught_by(check_certain_sampling)

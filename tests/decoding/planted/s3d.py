@@ -24,45 +24,29 @@ from ..s3d_checks import (
     check_s3d_trees,
 )
 from ..trained_checks import check_enumerated, check_s3d_committed
-from .register import caught_by
+from .register import caught_by, planted
 
 
 def check_s3d_law() -> None:
     check_enumerated(["s3d"])
 
 
-@caught_by(check_s3d_drafts)
-def changes_for_drafting_verify() -> Iterator[None]:
+@planted(check_s3d_drafts, loop.DecodeLoop, "_run_full_model")
+def changes_for_drafting_verify(real, self, *arguments, **options):
     """The low-rank updates are added to the model itself, so that verification uses them too."""
-    real = loop.DecodeLoop._run_full_model
-
-    def full(self: loop.DecodeLoop, *arguments: Any, **options: Any) -> Any:
-        inner = [getattr(drafter, "inner", None) for _, drafter in self.drafters]
-        changed = next(
-            (
-                drafter.draft_model.model
-                for drafter in inner
-                if isinstance(drafter, DraftModelDrafter)
-            ),
-            self.model,
-        )
-        with patch.object(self, "model", changed):
-            return real(self, *arguments, **options)
-
-    with patch.object(loop.DecodeLoop, "_run_full_model", full):
-        yield
+    inner = [getattr(drafter, "inner", None) for _, drafter in self.drafters]
+    changed = next(
+        (drafter.draft_model.model for drafter in inner if isinstance(drafter, DraftModelDrafter)),
+        self.model,
+    )
+    with patch.object(self, "model", changed):
+        return real(self, *arguments, **options)
 
 
-@caught_by(check_s3d_drafts)
-def embeddings_of_the_wrong_depth() -> Iterator[None]:
-    real = MultiTokenDraft.run_draft_layers
-
-    def states(self: MultiTokenDraft, *arguments: Any) -> Tensor:
-        with patch.object(self, "mask_embeddings", self.mask_embeddings.roll(1, 0)):
-            return real(self, *arguments)
-
-    with patch.object(MultiTokenDraft, "run_draft_layers", states):
-        yield
+@planted(check_s3d_drafts, MultiTokenDraft, "run_draft_layers")
+def embeddings_of_the_wrong_depth(real, self, *arguments):
+    with patch.object(self, "mask_embeddings", self.mask_embeddings.roll(1, 0)):
+        return real(self, *arguments)
 
 
 @caught_by(check_s3d_trees)
@@ -76,33 +60,19 @@ def nodes_of_a_tree_take_the_row_of_their_parent() -> Iterator[None]:
         yield
 
 
-@caught_by(check_s3d_tree_sampling)
-def nodes_of_a_tree_carry_the_distribution_of_another_depth() -> Iterator[None]:
-    real = session.build_tree_draft
-
-    def as_tree(tree: Any, ranked: Tensor, probs: Tensor) -> Draft:
-        found = real(tree, ranked, probs)
-        return replace(found, probs=found.probs.flip(0))
-
-    with patch.object(session, "build_tree_draft", as_tree):
-        yield
+@planted(check_s3d_tree_sampling, session, "build_tree_draft")
+def nodes_of_a_tree_carry_the_distribution_of_another_depth(real, tree, ranked, probs):
+    found = real(tree, ranked, probs)
+    return replace(found, probs=found.probs.flip(0))
 
 
-@caught_by(check_s3d_law)
-def rows_carry_the_distribution_of_another_depth() -> Iterator[None]:
+@planted(check_s3d_law, S3DDrafter, "draft")
+def rows_carry_the_distribution_of_another_depth(real, self, ctx, most):
     """The tokens are right, but the acceptance rule uses the q of another row."""
-    real = S3DDrafter.draft
-
-    def draft(self: S3DDrafter, ctx: DecodeContext, most: int) -> Draft | None:
-        found = real(self, ctx, most)
-        return (
-            found
-            if found is None or found.probs is None
-            else replace(found, probs=found.probs.flip(0))
-        )
-
-    with patch.object(S3DDrafter, "draft", draft):
-        yield
+    found = real(self, ctx, most)
+    return (
+        found if found is None or found.probs is None else replace(found, probs=found.probs.flip(0))
+    )
 
 
 @caught_by(check_s3d_names_tokens)

@@ -10,7 +10,7 @@ from skipsearch.decoding.prefix_cache import PrefixCache
 from skipsearch.models.kv_cache import KVCache
 
 from ..prefix_checks import check_prefixes
-from .register import caught_by
+from .register import caught_by, planted
 
 
 @caught_by(check_prefixes)
@@ -22,18 +22,12 @@ def stale_tail_of_a_session() -> Iterator[None]:
         yield
 
 
-@caught_by(check_prefixes)
-def drafted_tokens_kept_by_a_session() -> Iterator[None]:
+@planted(check_prefixes, PrefixCache, "_retain")
+def drafted_tokens_kept_by_a_session(real, self, history):
     """A session counts more than the committed tokens: the pending token has no K/V."""
-    real = PrefixCache._retain
-
-    def retain(self: PrefixCache, history: Sequence[int]) -> None:
-        assert self._cache is not None
-        self._cache.length = len(history)
-        real(self, history)
-
-    with patch.object(PrefixCache, "_retain", retain):
-        yield
+    assert self._cache is not None
+    self._cache.length = len(history)
+    real(self, history)
 
 
 @caught_by(check_prefixes)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 from unittest.mock import patch
-
-from torch import Tensor
 
 from skipsearch.drafters.mtp.shipped import ShippedHead
 from skipsearch.models.generic.recurrent import RecurrentAdapter
 
 from ..shipped_checks import check_shipped_drafts
-from .register import caught_by
+from .register import caught_by, planted
 
 
 @caught_by(check_shipped_drafts)
@@ -21,26 +18,14 @@ def head_reads_states_before_the_final_norm() -> Iterator[None]:
         yield
 
 
-@caught_by(check_shipped_drafts)
-def head_reads_the_token_of_its_state() -> Iterator[None]:
+@planted(check_shipped_drafts, ShippedHead, "run")
+def head_reads_the_token_of_its_state(real, self, hidden, tokens, *arguments):
     """The embedding is that of the token before the right one."""
-    real = ShippedHead.run
-
-    def run(self: ShippedHead, hidden: Tensor, tokens: Tensor, *arguments: Any) -> Tensor:
-        return real(self, hidden, tokens.roll(1, dims=1), *arguments)
-
-    with patch.object(ShippedHead, "run", run):
-        yield
+    return real(self, hidden, tokens.roll(1, dims=1), *arguments)
 
 
-@caught_by(check_shipped_drafts)
-def states_of_replayed_tokens_stand_in_for_new_ones() -> Iterator[None]:
+@planted(check_shipped_drafts, RecurrentAdapter, "run_with_hidden")
+def states_of_replayed_tokens_stand_in_for_new_ones(real, self, *arguments):
     """A recurrent model's pass shows the states of one row before."""
-    real = RecurrentAdapter.run_with_hidden
-
-    def run(self: RecurrentAdapter, *arguments: Any) -> tuple[Tensor, Tensor]:
-        logits, hidden = real(self, *arguments)
-        return logits, hidden.roll(1, dims=1)
-
-    with patch.object(RecurrentAdapter, "run_with_hidden", run):
-        yield
+    logits, hidden = real(self, *arguments)
+    return logits, hidden.roll(1, dims=1)

@@ -20,7 +20,7 @@ from ..training_checks import (
     check_only_the_drafts_own_learns,
     check_s3d_rows,
 )
-from .register import caught_by
+from .register import caught_by, planted
 
 
 def _anchored(later: int = 0, together: bool = False) -> Iterator[None]:
@@ -68,30 +68,18 @@ def adapted_drafts_see_each_other() -> Iterator[None]:
     yield from _anchored(together=True)
 
 
-@caught_by(check_adapted_rows)
-def drafts_stand_where_their_rows_are() -> Iterator[None]:
+@planted(check_adapted_rows, Planner, "plan_replay")
+def drafts_stand_where_their_rows_are(real, self, start, *arguments):
     """Positions continue after the text, as slots do."""
-    real = Planner.plan_replay
-
-    def anchored(self: Planner, start: int, *arguments: Tensor) -> PassPlan:
-        plan = real(self, start, *arguments)
-        return replace(plan, positions=plan.slots % self.capacity)
-
-    with patch.object(Planner, "plan_replay", anchored):
-        yield
+    plan = real(self, start, *arguments)
+    return replace(plan, positions=plan.slots % self.capacity)
 
 
-@caught_by(check_kangaroo_rows)
-def targets_are_those_of_the_token_before() -> Iterator[None]:
+@planted(check_kangaroo_rows, KangarooStudent, "run_teacher")
+def targets_are_those_of_the_token_before(real, self, texts, likeliest):
     """Inputs and targets are shifted against each other."""
-    real = KangarooStudent.run_teacher
-
-    def read(self: KangarooStudent, texts: Tensor, likeliest: int) -> tuple[Tensor, TeacherTargets]:
-        features, taught = real(self, texts, likeliest)
-        return features, TeacherTargets(taught.tokens.roll(1, 1), taught.probs.roll(1, 1))
-
-    with patch.object(KangarooStudent, "run_teacher", read):
-        yield
+    features, taught = real(self, texts, likeliest)
+    return features, TeacherTargets(taught.tokens.roll(1, 1), taught.probs.roll(1, 1))
 
 
 @caught_by(check_only_the_drafts_own_learns)

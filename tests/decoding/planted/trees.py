@@ -4,48 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from skipsearch.decoding import acceptance, acceptor, loop, trees
-from skipsearch.engine import DraftScores
 from skipsearch.engine.sampler import TemperatureSampler
-from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
+from skipsearch.models.kv_cache import KVCache, Planner
 
 from .. import tree_checks
 from ..tree_checks import check_tree_acceptance, check_tree_sampling, check_trees
-from .register import caught_by
+from .register import caught_by, planted
 
 
-@caught_by(check_trees)
-def sibling_sees_its_sibling() -> Iterator[None]:
+@planted(check_trees, Planner, "plan_tree")
+def sibling_sees_its_sibling(real, self, start, parents):
     """In a verify pass over a tree, every row sees all rows before it, as in a chain."""
-    real = Planner.plan_tree
-
-    def tree(self: Planner, start: int, parents: Sequence[int]) -> PassPlan:
-        plan = real(self, start, parents)
-        return replace(
-            plan, mask=(self.list_slots(plan.n_keys) <= plan.slots[0, :, None])[None, None]
-        )
-
-    with patch.object(Planner, "plan_tree", tree):
-        yield
+    plan = real(self, start, parents)
+    return replace(plan, mask=(self.list_slots(plan.n_keys) <= plan.slots[0, :, None])[None, None])
 
 
-@caught_by(check_trees)
-def sibling_stands_where_its_slot_is() -> Iterator[None]:
+@planted(check_trees, Planner, "plan_tree")
+def sibling_stands_where_its_slot_is(real, self, start, parents):
     """Positions count rows, so the rotary position of a sibling is wrong."""
-    real = Planner.plan_tree
-
-    def tree(self: Planner, start: int, parents: Sequence[int]) -> PassPlan:
-        plan = real(self, start, parents)
-        return replace(plan, positions=plan.slots)
-
-    with patch.object(Planner, "plan_tree", tree):
-        yield
+    plan = real(self, start, parents)
+    return replace(plan, positions=plan.slots)
 
 
 @caught_by(check_trees)
@@ -55,19 +39,13 @@ def path_not_moved() -> Iterator[None]:
         yield
 
 
-@caught_by(check_trees)
-def length_advanced_by_rows() -> Iterator[None]:
+@planted(check_trees, loop.DecodeLoop, "_run_round")
+def length_advanced_by_rows(real, self, request, room):
     """Rejected siblings count as committed."""
-    real = loop.DecodeLoop._run_round
-
-    def rounds(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
-        before = sum(d.siblings for d in request.stats.by_drafter)
-        tokens = real(self, request, room)
-        request.ctx.cache.length += sum(d.siblings for d in request.stats.by_drafter) - before
-        return tokens
-
-    with patch.object(loop.DecodeLoop, "_run_round", rounds):
-        yield
+    before = sum(d.siblings for d in request.stats.by_drafter)
+    tokens = real(self, request, room)
+    request.ctx.cache.length += sum(d.siblings for d in request.stats.by_drafter) - before
+    return tokens
 
 
 @caught_by(check_trees)
@@ -105,31 +83,21 @@ def padding_taken_for_a_token() -> Iterator[None]:
         yield
 
 
-@caught_by(check_tree_acceptance)
-def residual_over_a_little_more_than_its_sum() -> Iterator[None]:
+@planted(check_tree_acceptance, trees, "residual")
+def residual_over_a_little_more_than_its_sum(real, p, q, token):
     """The rest of p is divided by slightly more than its sum, as in SWIFT's code.
 
     So it is not a distribution.
     """
-
-    def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
-        left = acceptance.residual(p, q, token)
-        total = (p - q).clamp(min=0).sum() if q is not None else 1 - p[token]
-        return left * total / (total + 1e-6)
-
-    with patch.object(trees, "residual", residual):
-        yield
+    left = acceptance.residual(p, q, token)
+    total = (p - q).clamp(min=0).sum() if q is not None else 1 - p[token]
+    return left * total / (total + 1e-6)
 
 
-@caught_by(check_tree_acceptance)
-def residual_against_the_first_q_again() -> Iterator[None]:
+@planted(check_tree_acceptance, trees, "residual")
+def residual_against_the_first_q_again(real, p, q, token):
     """A second sibling is judged as if the first one could have been drawn again."""
-
-    def residual(p: Tensor, q: Tensor | None, token: Tensor) -> Tensor:
-        return p if q is None else acceptance.residual(p, q, token)
-
-    with patch.object(trees, "residual", residual):
-        yield
+    return p if q is None else acceptance.residual(p, q, token)
 
 
 @caught_by(check_tree_acceptance)
@@ -150,26 +118,15 @@ def residual_against_another_branch() -> Iterator[None]:
         yield
 
 
-@caught_by(check_tree_sampling)
-def siblings_drawn_with_replacement() -> Iterator[None]:
+@planted(check_tree_sampling, TemperatureSampler, "draw")
+def siblings_drawn_with_replacement(real, self, scored):
     """A sibling may be equal to the token that it is an alternative to."""
-
-    def draw(self: TemperatureSampler, scored: DraftScores) -> tuple[Tensor, Tensor | None]:
-        assert scored.probs is not None
-        return torch.multinomial(
-            scored.probs, self.n_choices, replacement=True, generator=self.generator
-        ), scored.probs
-
-    with patch.object(TemperatureSampler, "draw", draw):
-        yield
+    assert scored.probs is not None
+    return torch.multinomial(
+        scored.probs, self.n_choices, replacement=True, generator=self.generator
+    ), scored.probs
 
 
-@caught_by(check_tree_sampling)
-def token_behind_a_path_drawn_unwarped() -> Iterator[None]:
-    real = TemperatureSampler.warp_to_probs
-
-    def probs(self: TemperatureSampler, logits: Tensor) -> Tensor:
-        return logits.softmax(dim=-1) if len(logits) > 1 else real(self, logits)
-
-    with patch.object(TemperatureSampler, "warp_to_probs", probs):
-        yield
+@planted(check_tree_sampling, TemperatureSampler, "warp_to_probs")
+def token_behind_a_path_drawn_unwarped(real, self, logits):
+    return logits.softmax(dim=-1) if len(logits) > 1 else real(self, logits)
