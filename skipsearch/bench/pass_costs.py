@@ -13,7 +13,6 @@ from skipsearch.bench.llama_cpp import LlamaCpp
 from skipsearch.core.reading import Reading
 from skipsearch.engine.draft_model import (
     can_restrict_head,
-    list_draft_experts,
     list_draft_weights,
     release_draft_copies,
 )
@@ -34,9 +33,6 @@ class CostRow:
     v: times of passes over 2 … 16 tokens over that of a plain pass.
     beta_formats: time of a draft step with nothing skipped over that of a plain pass, by number
     format and rows of the head: `int8`, `int8, 1024 tokens`.
-    experts: distinct experts that passes over 1 … 16 tokens read, all layers together, on average
-    over text; () for a model without experts.
-    expert_share: time of reading one more expert over that of a plain pass.
     """
 
     engine: str
@@ -46,8 +42,6 @@ class CostRow:
     beta_half: float | None
     v: tuple[float, ...]
     beta_formats: dict[str, float] = field(default_factory=dict)
-    experts: tuple[float, ...] = ()
-    expert_share: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,8 +69,6 @@ def measure_cost_table(models: Sequence[ModelAdapter], context: int) -> list[Cos
                 half / one,
                 tuple(x / one for x in costs.verify[1:]),
                 _measure_formats(model, context),
-                costs.experts,
-                costs.expert_s / one,
             )
         )
     return rows
@@ -84,10 +76,7 @@ def measure_cost_table(models: Sequence[ModelAdapter], context: int) -> list[Cos
 
 def _measure_formats(model: ModelAdapter, context: int) -> dict[str, float]:
     """Return β of drafts that read less, by what they read; {} if the engine has no such drafts."""
-    formats = [
-        *(Reading(weights) for weights in list_draft_weights(model)),
-        *(Reading(experts=count) for count in list_draft_experts(model)),
-    ]
+    formats = [Reading(weights) for weights in list_draft_weights(model)]
     vocab_size = model.spec.vocab_size
     if len(formats) == 1 and not can_restrict_head(model):
         return {}

@@ -146,12 +146,6 @@ def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
         style="dim",
     )
     for r in rows:
-        if r.experts:
-            read = "; ".join(f"{n} tokens {r.experts[n - 1]:.1f}" for n in (1, *ROWS_SHOWN))
-            console.print(
-                f"experts that a pass reads, {r.engine}, context {r.context}: {read}; one more "
-                f"adds {100 * r.expert_share:.1f} % of a plain pass"
-            )
         if r.beta_formats:
             betas = "; ".join(f"{name} {beta:.2f}" for name, beta in r.beta_formats.items())
             console.print(f"β of drafts that read less, {r.engine}, context {r.context}: {betas}")

@@ -26,10 +26,6 @@ class Costs:
     curve: exponent. A draft step that keeps a fraction f of the sub-layers' time takes f ** curve
         of it. It is 1 if weights are read from memory, and above 1 if the kept weights fit into a
         faster cache level than all of them.
-    expert_s: seconds that a pass takes longer for each further expert that its rows read, in
-        whichever layer; 0 for a model without experts.
-    experts: experts[n] is the number of distinct experts, summed over layers, that the passes of
-        verify[n] read, on average over text; () for a model without experts.
     """
 
     sublayers: tuple[float, ...]
@@ -39,8 +35,6 @@ class Costs:
     cold: float = 0.0
     call: float = 0.0
     curve: float = 1.0
-    expert_s: float = 0.0
-    experts: tuple[float, ...] = ()
 
     @property
     def plain_step_seconds(self) -> float:

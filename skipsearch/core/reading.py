@@ -1,4 +1,4 @@
-"""What a draft pass reads of the model: bits of the weights, rows of the head, experts."""
+"""What a draft pass reads of the model: bits of the weights, and rows of the head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from skipsearch.core.schema_types import FrozenModel
 DraftWeights = Literal["stored", "int8", "int6", "int5", "int4"]
 # Bits of a draft's weights. `stored` is not among them: these are the model's own weights.
 BITS_OF_WEIGHTS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
-MAX_EXPERTS = 1024  # of a token
 MAX_TOKEN_ID = 2**20  # four times the largest vocabulary; a hostile file is refused at once
 MAX_TOKENS_TEXT = 32_000  # characters of `Vocabulary.tokens`
 _RANGE = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?")
@@ -64,12 +63,10 @@ class Reading:
 
     weights: the number format of the sub-layers.
     vocabulary: the rows of the head; None: all.
-    experts: experts of a layer that a token reads, fewer than in a full pass; None: as many.
     """
 
     weights: DraftWeights = "stored"
     vocabulary: Vocabulary | None = None
-    experts: int | None = None
 
     @property
     def is_everything(self) -> bool:
@@ -82,23 +79,17 @@ class Reading:
         return BITS_OF_WEIGHTS.get(self.weights)
 
     def __str__(self) -> str:
-        """Return `int8, 2 experts a token, 4,213 tokens of the vocabulary`.
+        """Return `int8, 4,213 tokens of the vocabulary`.
 
         `all of the model` if it reads all.
         """
         weights = None if self.weights == "stored" else self.weights
-        experts = None if self.experts is None else format_experts(self.experts)
-        parts = [str(part) for part in (weights, experts, self.vocabulary) if part is not None]
+        parts = [str(part) for part in (weights, self.vocabulary) if part is not None]
         return ", ".join(parts) or "all of the model"
 
 
 READ_ALL = Reading()
 DRAFT_WEIGHTS: tuple[DraftWeights, ...] = get_args(DraftWeights)
-
-
-def format_experts(count: int) -> str:
-    """Return `1 expert a token` or `2 experts a token`."""
-    return f"{count} expert{'s' if count > 1 else ''} a token"
 
 
 def is_stored(value: object) -> bool:

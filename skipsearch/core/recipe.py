@@ -27,14 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import (
-    MAX_EXPERTS,
-    READ_ALL,
-    DraftWeights,
-    Reading,
-    Vocabulary,
-    is_stored,
-)
+from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary, is_stored
 from skipsearch.core.registry import resolve_name
 from skipsearch.core.schema_types import Fraction, FrozenModel, ModuleRef, is_none
 from skipsearch.errors import DecodeError, SkipSearchError
@@ -178,16 +171,10 @@ class ReadingSpec(DrafterSpec):
         description="number format of the draft's layers; left out: stored, as the model has them",
     )
     vocabulary: DraftVocabulary = None
-    experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] | None = Field(
-        default=None,
-        exclude_if=is_none,
-        description="experts that a token reads in each layer, fewer than the model's own number; "
-        "left out: as many",
-    )
 
     @property
     def reading(self) -> Reading:
-        return Reading(self.weights, self.vocabulary, self.experts)
+        return Reading(self.weights, self.vocabulary)
 
 
 @dataclass(frozen=True)

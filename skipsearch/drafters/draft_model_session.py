@@ -1,7 +1,6 @@
 """Run a drafter on another model than the verifying one.
 
-This is a model with trained weights, or one that reads less: fewer bits, fewer experts, or a
-smaller head.
+This is a model with trained weights, or one that reads less: fewer bits, or a smaller head.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models that read less: weights in fewer bits, fewer experts, and a head for some tokens only.
+"""Models that read less: weights in fewer bits, and a head for some tokens only.
 
 They are for draft passes. They share embedding, norms and cache layout with the verifying model, so
 a draft reads the exact K/V of all committed tokens. Its own K/V are in the slots of drafted tokens,
@@ -8,7 +8,7 @@ Weights of the layers are rounded to the nearest number, in groups of 32 inputs 
 by `engine.native.blocks.quantize`. The copy depends on the stored weights alone. Its head has eight
 bits on the engine native, and is the model's own on other engines.
 Sources: ML-SpecQD (arXiv 2503.13565) and QuantSpec (2502.10424) for drafts in fewer bits, FR-Spec
-(2502.14856) for the vocabulary; ik_llama.cpp runs fewer experts in all passes (`-ser`).
+(2502.14856) for the vocabulary.
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from skipsearch.core.reading import (
-    BITS_OF_WEIGHTS,
-    DRAFT_WEIGHTS,
-    DraftWeights,
-    Reading,
-    format_experts,
-)
+from skipsearch.core.reading import BITS_OF_WEIGHTS, DRAFT_WEIGHTS, DraftWeights, Reading
 from skipsearch.engine.cuda_graph import GraphAdapter
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.engine.native.blocks import round_weight
@@ -48,17 +42,15 @@ from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.engine.on_same_engine import overlay_weights
 from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.experts import with_fewer_experts
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.families.unmodified import experts_of
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.int4_linear import can_pack_int4, pack_int4
 from skipsearch.models.fused.linear import Linear, pack_linear
-from skipsearch.models.generic.generic_adapter import GenericAdapter
 from skipsearch.models.head_rows import HeadRows, TorchHeadRows, fill_up
 from skipsearch.models.weight_overlay import SUBLAYER_KINDS, get_sublayer_weights
 
-_copies: WeakKeyDictionary[Any, dict[tuple[str, int | None], ModelAdapter]] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[Any, dict[str, ModelAdapter]] = WeakKeyDictionary()
 _copying = threading.Lock()
 
 
@@ -112,9 +104,8 @@ def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
     Raises: ModelError if this model or its engine has no such draft; ValueError for a token outside
     the vocabulary; MemoryError.
     """
-    copied = get_draft_copy(model, reading.weights)
-    nbytes = 0 if copied is model else _copy_bytes(model, copied)
-    drafting = get_draft_copy(model, reading.weights, reading.experts)
+    drafting = get_draft_copy(model, reading.weights)
+    nbytes = 0 if drafting is model else _copy_bytes(model, drafting)
     if reading.vocabulary is None:
         return DraftModel(drafting, None, nbytes)
     multiple = PANEL_ROWS if isinstance(model, NativeAdapter) else 1
@@ -131,37 +122,27 @@ def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
     return DraftModel(drafting, new_head, nbytes + rows.nbytes)
 
 
-def get_draft_copy(
-    model: ModelAdapter, weights: DraftWeights, experts: int | None = None
-) -> ModelAdapter:
-    """Return the model with rounded weights and with fewer experts for a token.
+def get_draft_copy(model: ModelAdapter, weights: DraftWeights) -> ModelAdapter:
+    """Return the model with rounded weights, which all drafts of the model share.
 
-    All drafts of the model share it. experts: None: as many as the model has.
     Raises: ModelError; MemoryError.
     """
-    if experts is not None:
-        rounded = get_draft_copy(model, weights)
-        with _copying:
-            copies = _copies.setdefault(model, {})
-            if (weights, experts) not in copies:
-                copies[weights, experts] = _reduce_experts(rounded, experts)
-            return copies[weights, experts]
     if weights == "stored":
         return model
     with _copying:
         copies = _copies.setdefault(model, {})
-        if (weights, None) not in copies:
-            copies[weights, None] = _round(model, BITS_OF_WEIGHTS[weights])
-        return copies[weights, None]
+        if weights not in copies:
+            copies[weights] = _round(model, BITS_OF_WEIGHTS[weights])
+        return copies[weights]
 
 
 def release_draft_copies(model: ModelAdapter, used: Collection[str]) -> None:
     """Forget the copies of a model in formats that are not in `used`."""
     with _copying:
         copies = _copies.get(model, {})
-        for weights, experts in list(copies):
+        for weights in list(copies):
             if weights not in used:
-                del copies[weights, experts]
+                del copies[weights]
 
 
 def estimate_draft_bytes(model: ModelAdapter, reading: Reading) -> int:
@@ -182,49 +163,6 @@ def estimate_draft_bytes(model: ModelAdapter, reading: Reading) -> int:
             copied += hidden * vocab_size * head_bits / 8
     rows = 0 if reading.vocabulary is None else len(reading.vocabulary.token_ids())
     return int(copied + rows * hidden * head_bits / 8)
-
-
-def list_draft_experts(model: ModelAdapter) -> tuple[int, ...]:
-    """Return the numbers of experts that a draft of this model can run for a token, the most first.
-
-    These are a half, a quarter, … of the model's own number; () for a model without experts.
-    """
-    experts = experts_of(model)
-    count = 0 if experts is None else experts.per_token
-    return tuple(count >> n for n in range(1, count.bit_length()))
-
-
-def _reduce_experts(model: ModelAdapter, count: int) -> ModelAdapter:
-    """Return the model with `count` experts for a token. Raises: ModelError."""
-    experts, name = experts_of(model), model.spec.id
-    if experts is None:
-        raise ModelError(
-            f"a draft cannot run {format_experts(count)}: {name} is a {model.spec.family} model "
-            "without experts, or with experts that skipsearch does not know; remove `experts`"
-        )
-    if count >= experts.per_token:
-        raise ModelError(
-            f"a draft with {format_experts(count)} leaves none out: {name} itself {experts}; "
-            + (f"write 1 to {experts.per_token - 1}, or " if experts.per_token > 1 else "")
-            + "remove `experts`"
-        )
-    if isinstance(model, NativeAdapter):
-        fewer = NativeAdapter(model.fused_model.with_fewer_experts(count), model.library)
-        fewer.model_struct.activations = model.model_struct.activations
-        return fewer
-    if isinstance(model, FusedAdapter):
-        return model.with_fewer_experts(count)
-    if isinstance(model, GenericAdapter):
-        # `attach` holds the module by a weak proxy; a method of it has the module itself.
-        module = with_fewer_experts(model.model.forward.__self__, count)  # type: ignore[attr-defined]
-        return GenericAdapter(module, model.spec, model.tokenizer)
-    assert isinstance(model, HFAdapter)
-    variant = copy.copy(model)
-    variant._layers = [
-        replace(layer, mlp=replace(layer.mlp, run=with_fewer_experts(layer.mlp.run, count)))
-        for layer in model._layers
-    ]
-    return variant
 
 
 def _round(model: ModelAdapter, bits: int) -> ModelAdapter:

@@ -59,9 +59,6 @@ class PromptReplay:
     prompt_index: int = 0
     # [G − 1] rank of the full model's token in the draft, at most MAX_RANK; None: sampled text
     ranks: np.ndarray | None = None
-    # [G − 1, K + 1] distinct experts that a verify pass over 0 … K draft tokens reads, if these are
-    # the tokens of the text; None: a model without experts
-    experts: np.ndarray | None = None
 
 
 class Replay:
@@ -209,7 +206,6 @@ class Replay:
                 self.token_budgets[prompt],
                 prompt,
                 ranks if self.sampling.is_greedy else None,
-                self.batches.experts_read.get(prompt),
             )
             for (prompt, _), acceptance, confidence, ranks in by_prompt
         }

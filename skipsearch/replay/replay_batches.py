@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from skipsearch.engine import no_grad, run_layers
 from skipsearch.engine.sampler import GREEDY, SamplingParams, TemperatureSampler
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.experts import count_distinct_experts, pack_experts
-from skipsearch.models.families.unmodified import experts_of, record_experts_of
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 from skipsearch.models.memory import free_memory
 
@@ -77,10 +74,6 @@ class ReplayBatches:
             [max(0, len(generated) - 1) for generated in continuations]
         )
         self._target_probs: dict[tuple[int, ...], Tensor] = {}
-        self._experts = experts_of(model)
-        # By prompt: distinct experts of passes over 1 … MAX_ROUND_DRAFT + 1 rows from each position
-        # on, [G − 1, MAX_ROUND_DRAFT + 1]; empty for a model without experts.
-        self.experts_read: dict[int, np.ndarray] = {}
         self._resident: dict[tuple[int, ...], ReplayBatch] = {}
         budget = (
             free_memory(model.spec.device) * KV_MEMORY_FRACTION
@@ -202,7 +195,6 @@ class ReplayBatches:
             cache,
             planner.plan_chain(0, longest, len(prompt_indices)),
             positions.clamp(max=longest - 1),
-            prompt_indices,
         )
         if self.sampler is not None and prompt_indices not in self._target_probs:
             self._target_probs[prompt_indices] = self._target_probability(
@@ -221,12 +213,7 @@ class ReplayBatches:
         )
 
     def _run_full_model(
-        self,
-        texts: Tensor,
-        cache: KVCache,
-        plan: PassPlan,
-        positions: Tensor,
-        prompt_indices: tuple[int, ...],
+        self, texts: Tensor, cache: KVCache, plan: PassPlan, positions: Tensor
     ) -> tuple[Tensor, ...]:
         """Run the full model over texts [B, longest].
 
@@ -239,31 +226,8 @@ class ReplayBatches:
             indices = positions[..., None].expand(-1, -1, hidden.shape[-1])
             states.append(hidden.gather(1, indices.to(hidden.device)))
 
-        with record_experts_of(self.model) as chosen:
-            run_layers(
-                self.model, self.model.embed(texts, plan.positions), cache, plan, tap=keep_rows
-            )
-        if self._experts is not None:
-            self._note_experts(chosen, texts.shape, positions.cpu().numpy(), prompt_indices)
+        run_layers(self.model, self.model.embed(texts, plan.positions), cache, plan, tap=keep_rows)
         return tuple(states)
-
-    def _note_experts(
-        self,
-        chosen: Sequence[Tensor],
-        shape: Sequence[int],
-        positions: np.ndarray,
-        prompt_indices: tuple[int, ...],
-    ) -> None:
-        """Count the experts that rows of the texts read.
-
-        chosen: [B · longest, k] by layer. shape: [B, longest]. positions: [B, T] of the rows.
-        """
-        assert self._experts is not None
-        sets = pack_experts(chosen, self._experts.n_experts)
-        sets = sets.reshape(*shape, *sets.shape[1:])
-        for of_text, rows, prompt in zip(sets, positions, prompt_indices, strict=True):
-            rows = rows[: len(self.continuations[prompt]) - 1]
-            self.experts_read[prompt] = count_distinct_experts(of_text[rows], MAX_ROUND_DRAFT + 1)
 
     def _target_probability(self, states: Tensor, labels: Tensor) -> Tensor:
         """Return the full model's probabilities [N] of `labels` [N].

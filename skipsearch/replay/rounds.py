@@ -10,12 +10,11 @@ The random positions are the same for every mask and policy, so they add no nois
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from skipsearch.core.cost_model import Costs
 from skipsearch.replay.replay import PromptReplay
 from skipsearch.replay.replay_batches import MAX_ROUND_DRAFT
 
@@ -37,8 +36,6 @@ class RoundTable:
     # Whether `accepted_len` counts tokens beyond the end of the text.
     looks_past_end: bool = False
     prompt_indices: tuple[int, ...] = ()  # [N]
-    # [A, K + 1] distinct experts of a verify pass over 0 … K draft tokens; None: no experts
-    experts: np.ndarray | None = None
 
     @classmethod
     def lay_out(
@@ -49,7 +46,6 @@ class RoundTable:
         prompt_indices: tuple[int, ...],
         n_positions: Sequence[int],
         token_budgets: Sequence[int],
-        experts: np.ndarray | None = None,
     ) -> RoundTable:
         """Build a table in which a round can start at each generated token but the last.
 
@@ -67,21 +63,7 @@ class RoundTable:
             first,
             lengths,
             prompt_indices=prompt_indices,
-            experts=experts,
         )
-
-    def expert_seconds(self, costs: Costs) -> np.ndarray:
-        """Return how much longer a round's verify pass takes than `costs` says, [A, K + 1].
-
-        It reads other experts than the average pass over as many tokens. Draft tokens that are
-        rejected count as if they read the experts of the text's tokens.
-        """
-        if self.experts is None or not costs.experts:
-            return np.zeros((len(self.max_draft), self.longest_draft + 1))
-        measured = np.minimum(np.arange(self.longest_draft + 1), len(costs.experts) - 1)
-        extra = self.experts[:, measured] - np.array(costs.experts)[measured]
-        seconds: np.ndarray = costs.expert_s * extra
-        return seconds
 
     @property
     def longest_draft(self) -> int:
@@ -125,18 +107,7 @@ def rounds_from_replay(
         tuple(r.prompt_index for r in replayed),
         lengths,
         [r.token_budget for r in replayed],
-        experts=_concatenate_experts([r.experts for r in replayed], longest_draft),
     )
-
-
-def _concatenate_experts(
-    by_prompt: Sequence[np.ndarray | None], longest_draft: int
-) -> np.ndarray | None:
-    """Return [A, K + 1] of all prompts; None if one of them has none."""
-    known = [experts for experts in by_prompt if experts is not None]
-    if not known or len(known) < len(by_prompt):
-        return None
-    return np.concatenate(known)[:, : longest_draft + 1]
 
 
 def _concatenate_ranks(replayed: Sequence[PromptReplay]) -> np.ndarray:
@@ -146,14 +117,11 @@ def _concatenate_ranks(replayed: Sequence[PromptReplay]) -> np.ndarray:
 
 
 def rounds_without_model(
-    continuations: Sequence[Sequence[int]],
-    token_budgets: Sequence[int],
-    experts_read: Mapping[int, np.ndarray] | None = None,
+    continuations: Sequence[Sequence[int]], token_budgets: Sequence[int]
 ) -> RoundTable:
     """Build the round table of texts, for recipes that draft without a model pass (lookup).
 
-    continuations: generated tokens. token_budgets: as in `PromptReplay`. experts_read: by prompt,
-    as `ReplayBatches` counts them.
+    continuations: generated tokens. token_budgets: as in `PromptReplay`.
     """
     prompts = tuple(i for i, text in enumerate(continuations) if len(text) > 1)
     lengths = [len(continuations[i]) - 1 for i in prompts]
@@ -165,7 +133,4 @@ def rounds_without_model(
         prompts,
         lengths,
         [token_budgets[i] for i in prompts],
-        experts=_concatenate_experts(
-            [(experts_read or {}).get(i) for i in prompts], MAX_ROUND_DRAFT
-        ),
     )

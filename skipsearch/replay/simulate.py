@@ -183,11 +183,9 @@ def simulate(
         *([costs.tree_round_seconds(None, rounds.longest_draft, 0)] * len(lookup_proposals)),
         costs.tree_round_seconds(mask, rounds.longest_draft, most),
     ]
-    for_experts = rounds.expert_seconds(costs).tolist()
 
     def round_seconds(r: SimulatedRound) -> float:
-        experts_s: float = for_experts[r.position][r.n_drafted]
-        return cost[r.drafter_index][r.n_siblings][r.n_drafted] + experts_s
+        return cost[r.drafter_index][r.n_siblings][r.n_drafted]
 
     seconds = [sum(map(round_seconds, of_prompt)) for of_prompt in drafts]
     stats.decode_seconds = float(sum(seconds))

@@ -48,10 +48,7 @@ class _LookupRounds:
             )
             accepted = np.where(is_free, proposals.accepted_len, accepted)
         self.n_accepted = np.minimum(accepted, self.n_drafted)
-        self.seconds = (
-            np.array(costs.round_seconds(None, rounds.longest_draft))[self.n_drafted]
-            + rounds.expert_seconds(costs)[np.arange(len(self.n_drafted)), self.n_drafted]
-        )
+        self.seconds = np.array(costs.round_seconds(None, rounds.longest_draft))[self.n_drafted]
 
 
 def sweep(
@@ -134,7 +131,6 @@ class _SkipRounds:
                 mask, rounds.longest_draft, self.max_siblings * rounds.longest_draft
             )
         )  # [siblings + 1, K + 1]
-        self.expert_seconds = rounds.expert_seconds(costs)  # [A, K + 1]
         unsure = rounds.confidence < (siblings.below if siblings else 0)
         self.n_unsure = np.pad(
             unsure.cumsum(axis=1), ((0, 0), (1, 0))
@@ -160,7 +156,7 @@ class _SkipRounds:
         """Return the seconds of rounds; arguments and shapes are as for `accepted`."""
         siblings: np.ndarray = self.max_siblings * self.n_unsure[positions, drafted]
         seconds: np.ndarray = self.round_seconds[siblings, drafted]
-        return seconds + self.expert_seconds[positions, drafted]
+        return seconds
 
 
 def _sweep_memoryless(

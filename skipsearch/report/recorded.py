@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from skipsearch.core.reading import MAX_EXPERTS, format_experts
 from skipsearch.core.recipe import Recipe
 from skipsearch.errors import DecodeError
 
@@ -66,17 +65,14 @@ class StoredReading(StoredModel):
 
     weights: str  # number format
     tokens: Annotated[int, Field(ge=1, le=10**7)] | None = None  # of the vocabulary; None: all
-    # of a token; None: as many as the model
-    experts: Annotated[int, Field(ge=1, le=MAX_EXPERTS)] | None = None
     alpha: Annotated[float, Field(ge=0, le=1)]
     beta: Number
     speedup: Ratio
     draft_bytes: Annotated[int, Field(ge=0, le=10**15)]  # memory besides the model's
 
     def __str__(self) -> str:
-        experts = "" if self.experts is None else f", {format_experts(self.experts)}"
         tokens = "" if self.tokens is None else f", {self.tokens:,} tokens"
-        return f"{self.weights}{experts}{tokens}"
+        return f"{self.weights}{tokens}"
 
 
 class StoredTrialAttrs(StoredModel):

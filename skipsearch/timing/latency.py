@@ -27,14 +27,7 @@ from skipsearch.decoding.acceptor import accept_chain
 from skipsearch.engine import draft_chain, draft_step, forward, no_grad
 from skipsearch.engine.sampler import GREEDY, SamplingParams, TokenSampler, make_sampler
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.families.unmodified import experts_of
 from skipsearch.models.kv_cache import Planner
-from skipsearch.timing.text_windows import (
-    average_experts,
-    fit_expert_time,
-    list_windows,
-    write_text,
-)
 
 WARM_UP_SWEEPS = 1  # uncounted sweeps through all masks, in which memory and clocks settle
 CONSECUTIVE_STEPS = 2  # draft steps after the first of a round, and plain passes in a row
@@ -119,25 +112,17 @@ def measure_latency(
     layer_times: list[np.ndarray] = []  # [2L] by repeat
     # (first step, call, later step) of each round, by mask
     drafts: list[list[tuple[float, float, float]]] = [[] for _ in masks_run]
-    # (mask, drafted tokens, experts read, time)
-    verified: list[tuple[SkipMask, int, int, float]] = []
+    # (mask, drafted tokens, time)
+    verified: list[tuple[SkipMask, int, float]] = []
     for sweep in islice(sweeps, 2 * repeats):
-        runs = [
-            (
-                i,
-                drafted,
-                rounds.time_round(masks_run[i], drafted),
-                rounds.count_experts(1 + drafted),
-            )
-            for i, drafted in sweep
-        ]
+        runs = [(i, drafted, rounds.time_round(masks_run[i], drafted)) for i, drafted in sweep]
         sublayer_s = rounds.time_sublayers()
         plain.append([rounds.time_plain() for _ in range(PLAIN_RUNS)])
         pace = median(plain[-2] + plain[-1])
         layer_times.append(np.array(sublayer_s) / pace)
-        for i, drafted, (*draft, verify), n_experts in runs:
+        for i, drafted, (*draft, verify) in runs:
             drafts[i].append(tuple(part / pace for part in draft))  # type: ignore[arg-type]
-            verified.append((masks_run[i], drafted, n_experts, verify / pace))
+            verified.append((masks_run[i], drafted, verify / pace))
     # [masks] each
     firsts, calls, steps = np.array([np.median(times, axis=0) for times in drafts]).T
     call = float(np.median(calls))
@@ -157,16 +142,12 @@ def measure_latency(
     sublayers = np.stack(kinds, axis=1).ravel()
     # In units of a plain pass.
     relative_costs = Costs(tuple(sublayers.tolist()), overhead, verify=(), curve=curve)
-    experts = average_experts(rounds.windows)
-    shares_skipped, lengths, experts_read, times = (
+    shares_skipped, lengths, times = (
         np.array(column)
         for column in zip(
             *((relative_costs.skipped_share(m), *rest) for m, *rest in verified), strict=True
         )
     )
-    expert_time = fit_expert_time(lengths, experts_read, times)
-    if experts:  # as if each pass had read the experts of average text
-        times = times - expert_time * (experts_read - np.array(experts)[lengths])
     cold, warm = _fit_cold_penalty(shares_skipped, lengths, times)
     first = float(np.median(firsts / (calls + steps))) - 1
     plain_times = [s for block in plain for s in block]
@@ -179,8 +160,6 @@ def measure_latency(
         cold,
         plain_s * call,
         curve,
-        plain_s * expert_time,
-        experts[: max_draft + 1],
     )
     low, high = np.quantile(plain_times, (0.25, 0.75))
     errors = tuple(
@@ -276,11 +255,10 @@ class RoundTimer:
         self.context = context
         capacity = context + longest
         self.cache, self.planner = model.new_cache(1, capacity), Planner(capacity, self.device)
-        if experts_of(model) is None:
-            self.tokens = torch.zeros(1, capacity, dtype=torch.long, device=self.device)
-        else:  # which experts are read depends on the text
-            text = write_text(model)
-            self.tokens = text.repeat(1, -(-capacity // text.shape[1]))
+        # Different tokens, because rows of one token would all read the same experts.
+        random = torch.Generator().manual_seed(0)
+        tokens = torch.randint(model.spec.vocab_size, (1, capacity), generator=random)
+        self.tokens = tokens.to(self.device)
         forward(
             model,
             self.tokens[:, :context],
@@ -289,8 +267,6 @@ class RoundTimer:
             last_only=True,
         )
         self.cache.length = context
-        self.windows = list_windows(model, self.tokens, self.cache, self.planner, 1 + max_draft)
-        self.window = 0  # of the next verify pass
         self.drafts_in_one_call = self._draft_in_one_call(SkipMask(model.spec.n_layers), 1)
 
     def with_draft(self, draft_model: ModelAdapter, sampler: TokenSampler) -> RoundTimer:
@@ -316,7 +292,6 @@ class RoundTimer:
         Returns the seconds of (the first step including its call, the call alone, a later step, the
         verify pass). The call alone is 0 for engines that need a call for each step.
         """
-        self.window = (self.window + 1) % len(self.windows)
         first, call = self._time(lambda: self._run_draft(mask)), 0.0
         if self.drafts_in_one_call:
             single_step, several_steps = (
@@ -328,11 +303,6 @@ class RoundTimer:
         else:
             later = self._time(lambda: self._run_draft(mask), CONSECUTIVE_STEPS)
         return first, call, later, self._time(lambda: self._run_full_pass(1 + length))
-
-    def count_experts(self, rows: int) -> int:
-        """Return how many experts the verify pass of the latest round read; 0 without experts."""
-        counts = self.windows[self.window].n_experts
-        return counts[rows - 1] if counts else 0
 
     @no_grad
     def time_sublayers(self) -> list[float]:
@@ -350,7 +320,7 @@ class RoundTimer:
         ]
 
     def _run_full_pass(self, rows: int) -> None:
-        tokens = self.windows[self.window].tokens[:, :rows]
+        tokens = self.tokens[:, :rows]
         logits = forward(
             self.model, tokens, self.cache, self.planner.plan_chain(self.context, rows)
         )

@@ -56,8 +56,8 @@ class LatencyTable:
             )
 
         costs = [m.costs for m in self.entries]
-        overhead, first, cold, call, curve, expert_s = interpolate(
-            [[c.overhead, c.first, c.cold, c.call, c.curve, c.expert_s] for c in costs]
+        overhead, first, cold, call, curve = interpolate(
+            [[c.overhead, c.first, c.cold, c.call, c.curve] for c in costs]
         )
         return Costs(
             interpolate([c.sublayers for c in costs]),
@@ -67,8 +67,6 @@ class LatencyTable:
             cold,
             call,
             curve,
-            expert_s,
-            interpolate([c.experts for c in costs]),
         )
 
     @property

@@ -1,12 +1,10 @@
-"""Measure what drafts cost that read fewer bits, fewer experts or fewer rows of the head."""
+"""Measure what drafts cost that read fewer bits or fewer rows of the head."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-
-import numpy as np
 
 from skipsearch.core.cost_model import Costs, ReadingCosts
 from skipsearch.core.mask import SkipMask
@@ -26,7 +24,7 @@ WARM_UP_SWEEPS = 1
 
 @dataclass(frozen=True)
 class FormatCosts:
-    """What draft steps in one number format, or with fewer experts, cost.
+    """What draft steps in one number format cost.
 
     Unit: a plain draft step.
 
@@ -79,7 +77,7 @@ def measure_format_costs(
 def _time_with(timer: RoundTimer, model: ModelAdapter, reading: Reading, rows: int) -> RoundTimer:
     """Return a timer for drafts that read this, with a head of `rows` rows."""
     if rows == model.spec.vocab_size:
-        draft = get_draft_copy(model, reading.weights, reading.experts)
+        draft = get_draft_copy(model, reading.weights)
         return timer.with_draft(draft, timer.sampler)
     vocabulary = Vocabulary(lowest=rows, tokens="")
     draft_model = make_draft_model(model, replace(reading, vocabulary=vocabulary))
@@ -122,31 +120,23 @@ def _fit_formats(
 def price_reading(
     costs: Costs, formats: Mapping[Reading, FormatCosts], reading: Reading, vocab_size: int
 ) -> Costs:
-    """Return the costs of drafts that read what `reading` says. costs: those of the model.
-
-    Fewer experts make MLPs cheaper, fewer bits all sub-layers.
-    """
+    """Return the costs of drafts that read what `reading` says. costs: those of the model."""
     if reading.is_everything:
         return costs
     measured, total = formats[replace(reading, vocabulary=None)], sum(costs.sublayers)
     step = costs.overhead + total  # a draft step with nothing skipped
     rows = vocab_size if reading.vocabulary is None else len(reading.vocabulary.token_ids())
     extra_rows = max(0, rows - min(SMALL_HEAD_ROWS, vocab_size))
-    scales = np.full(len(costs.sublayers), measured.sublayers * step / total if total else 0.0)
-    if reading.experts is not None and (mlps := sum(costs.sublayers[1::2])):
-        saved = (1 - scales[0]) * total
-        scales[::2], scales[1::2] = 1.0, max(0.0, 1 - saved / mlps)
+    scale = measured.sublayers * step / total if total else 0.0
     shares_weights = reading.weights == "stored"
     return ReadingCosts(
-        tuple((np.array(costs.sublayers) * scales).tolist()),
+        tuple(scale * sublayer for sublayer in costs.sublayers),
         (measured.overhead + extra_rows * measured.head_row) * step,
         costs.verify,
         costs.first if shares_weights else measured.first,
         costs.cold if shares_weights else measured.cold,
         costs.call,
         costs.curve if shares_weights else 1.0,
-        expert_s=costs.expert_s,
-        experts=costs.experts,
         plain_pass=step,
         shares_weights=shares_weights,
     )

@@ -5,7 +5,7 @@ settings           the settings of a search, checked
 calibration        calibration text, latency table and trained drafts, before the first mask
 search_loop        propose a mask, judge it, report it
 objective          predict a recipe's decode time; wall_objective measures it
-readings           what drafts read: bits, experts, and vocabularies
+readings           what drafts read: bits and vocabularies
 trained_candidates recipes of trained drafts; draft_timing times their steps
 online_candidates  settings of drafters that choose masks during decoding
 race               candidates decode in turn, and the fastest wins

@@ -21,7 +21,7 @@ NEAR_BEST = 1.1
 class JointObjective:
     """An objective that judges a mask with several readings and returns the best trial.
 
-    Only a few combinations of number format, experts and vocabulary lead, so all of them are tried
+    Only a few combinations of number format and vocabulary lead, so all of them are tried
     instead of being modelled as categorical dimensions. Every searcher therefore searches masks,
     bits and vocabulary together, closed forms included. The recipe of a trial names the reading.
 

@@ -275,9 +275,7 @@ class ReplayObjective:
     def _rounds_without_model(self) -> RoundTable:
         """Return the round table of recipes of lookup alone."""
         replay = self.replay
-        return rounds_without_model(
-            replay.continuations, replay.token_budgets, replay.batches.experts_read
-        )
+        return rounds_without_model(replay.continuations, replay.token_budgets)
 
     def _rank_lookups(self) -> list[tuple[Lookup, float]]:
         """Return (setting, seconds per token) of each recipe of lookup alone, best first."""

@@ -1,4 +1,4 @@
-"""Choose what drafts read: number format of weights, experts, and tokens of the head.
+"""Choose what drafts read: number format of weights, and tokens of the head.
 
 Each combination is judged with nothing skipped, by replay and by its measured costs. The mask
 search then tries masks with all combinations that lead (`tuning/joint_objective.py`). Afterwards,
@@ -14,12 +14,7 @@ from typing import Any
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary
-from skipsearch.engine.draft_model import (
-    estimate_draft_bytes,
-    get_draft_copy,
-    list_draft_experts,
-    list_draft_weights,
-)
+from skipsearch.engine.draft_model import estimate_draft_bytes, get_draft_copy, list_draft_weights
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.loading.placement import in_gb
 from skipsearch.models.memory import free_memory
@@ -60,7 +55,6 @@ class JudgedReading:
         return {
             "weights": self.reading.weights,
             "tokens": None if vocabulary is None else len(vocabulary.token_ids()),
-            "experts": self.reading.experts,
             "alpha": self.alpha,
             "beta": self.beta,
             "speedup": self.candidate.predicted_speedup,
@@ -76,7 +70,7 @@ class JudgedReading:
 
 
 class ReadingSearch:
-    """The combinations of number format, experts and vocabulary that drafts may read."""
+    """The combinations of number format and vocabulary that drafts may read."""
 
     def __init__(
         self,
@@ -93,8 +87,7 @@ class ReadingSearch:
         self.base, self.on_event = base, on_event
         self.model = base.replay.model
         self.formats = [
-            *(Reading(w) for w in _affordable_formats(self.model, memory_limit, on_event)),
-            *(Reading(experts=count) for count in list_draft_experts(self.model)),
+            Reading(weights) for weights in _affordable_formats(self.model, memory_limit, on_event)
         ]
         self.vocabularies = list(list_vocabularies(self.model, base.replay.continuations))
         self.costs: Mapping[Reading, FormatCosts] = {}
@@ -125,7 +118,7 @@ class ReadingSearch:
 
     def _copy_for(self, reading: Reading) -> ModelAdapter | None:
         """Return the model that drafts with its whole head; None: the verifying model."""
-        copied = get_draft_copy(self.model, reading.weights, reading.experts)
+        copied = get_draft_copy(self.model, reading.weights)
         return None if copied is self.model else copied
 
     def judge(self, mask: SkipMask) -> list[JudgedReading]:
@@ -227,16 +220,13 @@ def _dump_reading(reading: Reading) -> dict[str, Any]:
     return {
         "weights": reading.weights,
         "vocabulary": None if vocabulary is None else vocabulary.model_dump(mode="json"),
-        "experts": reading.experts,
     }
 
 
 def _read_reading(data: dict[str, Any]) -> Reading:
     vocabulary = data["vocabulary"]
     return Reading(
-        data["weights"],
-        None if vocabulary is None else Vocabulary.model_validate(vocabulary),
-        data.get("experts"),
+        data["weights"], None if vocabulary is None else Vocabulary.model_validate(vocabulary)
     )
 
 

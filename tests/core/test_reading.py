@@ -46,9 +46,6 @@ def test_a_reading_says_what_is_read() -> None:
     assert str(READ_ALL) == "all of the model"
     assert READ_ALL.is_everything
     assert str(Reading("int8", few)) == "int8, 1,002 tokens of the vocabulary"
-    assert str(Reading("int8", few, 2)) == "int8, 2 experts a token, 1,002 tokens of the vocabulary"
-    assert str(Reading(experts=1)) == "1 expert a token"
-    assert not Reading(experts=1).is_everything
     assert not Reading("int8").is_everything
     assert not Reading(vocabulary=few).is_everything
     assert Reading("int5").bits == 5

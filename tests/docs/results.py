@@ -141,31 +141,6 @@ def draft_head() -> str:
     return "\n".join(lines) + "\n"
 
 
-def experts() -> str:
-    """Drafts with fewer experts: the speedup as measured, and as three prices predict it."""
-    prices = {"experts": "each pass", "average": "their average", "one token": "one token"}
-    lines = [
-        "| model | v of 2, 3, 5 rows | experts that 1, 2, 3, 5 rows read | experts of a draft, "
-        f"tokens | measured | {' | '.join(f'by {said}' for said in prices.values())} |",
-        "|---|---|---|---|---|" + "---|" * len(prices),
-    ]
-    for entry in json.loads((RECIPE_FILES / "experts.json").read_text("utf-8")):
-        v, read = entry["v"], entry["experts_read"]
-        start = (
-            f"| `{entry['model']}`, {entry['parameters'] / 1e6:,.0f} M: {entry['experts']} | "
-            f"{v[1]:.2f}, {v[2]:.2f}, {v[4]:.2f} | "
-            f"{read[0]:.0f}, {read[1]:.1f}, {read[2]:.1f}, {read[4]:.1f} |"
-        )
-        for draft in entry["drafts"]:
-            cells = " | ".join(f"{draft['predicted'][price]:.2f}" for price in prices)
-            of_draft = f"{draft['experts']}, {draft['length']}"
-            lines.append(f"{start} {of_draft} | {draft['measured']:.2f} | {cells} |")
-            start = "| | | |"
-        cells = " | ".join(f"{100 * entry['mean_error'][price]:.1f} %" for price in prices)
-        lines.append(f"| | | | mean error | | {cells} |")
-    return "\n".join(lines) + "\n"
-
-
 def constraints() -> str:
     """Decoding under a constraint: plain, with forced tokens, with all."""
     entries = of_tasks("constrained-smollm2.json")

@@ -77,7 +77,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipes": results.table,
     "pretrained": results.pretrained,
     "draft-head": results.draft_head,
-    "experts": results.experts,
     "constraints": results.constraints,
     **{path.stem: methods(path) for path in results.METHODS},
 }

@@ -1,4 +1,4 @@
-"""Tiny mixtures of experts that draft well but not perfectly with fewer experts."""
+"""Tiny mixtures of experts whose drafts are often right, but not always."""
 
 from __future__ import annotations
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from threading import Thread
 
 import pytest
 import torch
 from helpers.tiny import tiny_llama
-from helpers.tiny_experts import EXPERT_FAMILIES, tiny_experts
+from helpers.tiny_experts import tiny_experts
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from skipsearch.core.reading import Reading
 from skipsearch.engine import forward, no_grad
-from skipsearch.engine.draft_model import get_draft_copy, list_draft_experts, make_draft_model
 from skipsearch.engine.engines import wrap_engine
-from skipsearch.errors import ModelError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.experts import FAMILIES, find_experts, record_experts, with_fewer_experts
 from skipsearch.models.families.table import family_of
@@ -47,19 +42,6 @@ def test_the_routers_of_each_family_choose_as_many_experts_as_they_say(family: s
             module(input_ids=TEXT)
         assert len(chosen) == experts.n_layers
         assert all(rows.shape == (6, per_token) and rows.dtype == torch.int64 for rows in chosen)
-
-
-@pytest.mark.parametrize("family", EXPERT_FAMILIES)
-def test_a_copy_runs_fewer_experts_and_shares_all_weights(family: str) -> None:
-    hf = tiny_experts(family)
-    model = adapt(hf)
-    before, draft = logits_of(model), get_draft_copy(adapt(hf), "stored", 2)
-    hf_again = tiny_experts(family, per_token=2)
-    assert torch.allclose(logits_of(draft), logits_of(adapt(hf_again)), atol=1e-12)
-    assert not torch.allclose(before, logits_of(draft), atol=1e-3)
-    assert torch.equal(before, logits_of(model))
-    assert make_draft_model(model, Reading(experts=1)).nbytes == 0
-    assert list_draft_experts(model) == (1,)
 
 
 def test_recording_changes_no_logits_and_ignores_other_threads() -> None:
@@ -108,33 +90,3 @@ def test_bytes_that_a_row_reads() -> None:
     table = hf.get_input_embeddings().weight.nbytes
     assert model.read_bytes == model.weight_bytes - table - 3 * 3 * experts.expert_bytes
     assert experts_of(adapt(tiny_llama())) is None
-    assert list_draft_experts(adapt(tiny_llama())) == ()
-
-
-@pytest.mark.parametrize(
-    ("count", "sentence"),
-    [
-        (3, "leaves none out: .* itself reads 3 of 6 experts a token; write 1 to 2, or remove"),
-        (7, "a draft with 7 experts a token leaves none out"),
-    ],
-)
-def test_a_copy_with_as_many_experts_is_refused(count: int, sentence: str) -> None:
-    with pytest.raises(ModelError, match=sentence):
-        make_draft_model(adapt(tiny_experts("mixtral")), Reading(experts=count))
-
-
-def test_a_model_without_experts_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"cannot run 1 expert a token: .* without experts"):
-        make_draft_model(adapt(tiny_llama()), Reading(experts=1))
-
-
-@pytest.mark.parametrize("family", ["mixtral", "olmoe"])
-def test_a_weakly_held_model_can_have_a_copy(family: str) -> None:
-    hf = tiny_experts(family)
-    model = adapt(hf)
-    model.hold_weakly()  # type: ignore[attr-defined]
-    assert logits_of(get_draft_copy(model, "stored", 1)).shape == (1, 6, 48)
-    watched = weakref.ref(hf)
-    del hf, model
-    gc.collect()
-    assert watched() is None

@@ -133,13 +133,12 @@ def speculate() -> Profile:
 
 
 def reduced() -> Profile:
-    """Drafts in fewer bits, with fewer tokens and fewer experts, that skip nothing."""
+    """Drafts in fewer bits, with fewer tokens, that skip nothing."""
     measured = speculate().measured
     assert measured is not None
     reading = {
         "weights": "int5",
         "vocabulary": Vocabulary(lowest=4096, tokens="5000 6001-6003"),
-        "experts": 2,
     }
     return speculate().model_copy(
         update={

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
 from helpers.tiny import LAYERS, tiny_model_and_reference, use_engine
-from helpers.tiny_experts import tiny_experts
 from pydantic import TypeAdapter
 
 from skipsearch.core.cost_model import Costs, ReadingCosts
@@ -16,7 +15,6 @@ from skipsearch.core.reading import Reading, Vocabulary
 from skipsearch.core.stats import Trial
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.errors import SearchError
-from skipsearch.models import adapt
 from skipsearch.replay.replay import Replay
 from skipsearch.report.recorded import StoredReading
 from skipsearch.timing.reading_costs import FormatCosts, price_reading
@@ -236,33 +234,6 @@ def test_costs_are_those_of_the_format_and_of_the_rows_of_the_head() -> None:
     assert int8.skipped_share(SkipMask(1)) == 1
     assert 0 < stored.skipped_share(SkipMask(1)) < 1
     assert price_reading(costs, formats, Reading(), 50_000) is costs
-
-
-def test_fewer_experts_make_mlps_cheaper_and_nothing_else() -> None:
-    costs = Costs((1.0, 4.0, 1.0, 2.0), 2.0, (10.0, 12.0))
-    formats = {Reading(experts=1): FormatCosts(0.5, 0.2, 0.0, 0.0, 0.0)}
-    priced = price_reading(costs, formats, Reading(experts=1), 1000)
-    assert priced.sublayers == pytest.approx((1.0, 2.0, 1.0, 1.0))
-    assert priced.overhead == pytest.approx(2.0)
-
-
-def test_the_number_of_experts_is_searched() -> None:
-    def measure(model: object, context: int, formats: Sequence[Reading], *_: object) -> object:
-        return {one: FormatCosts(0.9 / ((one.experts and 4) or 1), 0.1, 0, 0, 0) for one in formats}
-
-    with patch.object(readings, "measure_format_costs", measure):
-        replay = Replay(adapt(tiny_experts("olmoe")), PROMPTS, 24, end_on_repeat=None)
-        costs = Costs((1.0,) * 6, 0.1, tuple(6.1 + n / 10 for n in range(9)))
-        objective = ReplayObjective(replay, costs, ["skip"])
-        search, study = ReadingSearch(objective, 16, lambda event: None), Attributes()
-        assert search.formats == [Reading(), Reading(experts=1)]
-        (chosen,) = choose_leading_readings(search, study, 3, ignore_event)  # type: ignore[arg-type]
-        assert chosen == Reading(experts=1)
-        assert choose_leading_readings(search, study, 3, ignore_event) == [chosen]  # type: ignore[arg-type]
-        (record,) = TypeAdapter(tuple[StoredReading, ...]).validate_python(study.stored["readings"])
-        assert str(record) == "stored, 1 expert a token"
-        recipe = search.objective_for(chosen).best_recipe(SkipMask(3)).recipe
-        assert recipe.drafters[-1].reading == chosen
 
 
 @pytest.mark.parametrize(("text", "n_bytes"), [("2GB", 2 * 10**9), ("0", 0), ("1.5MiB", 1572864)])

@@ -27,8 +27,8 @@ class Skip(ReadingSpec):
     """Drafts with the model itself, which reads less of itself.
 
     A draft pass leaves out the sub-layers of a mask. It may also read its weights in fewer bits,
-    compute the logits of fewer tokens, and run fewer experts. Each pass drafts one token, until the
-    exit policy ends the draft.
+    and compute the logits of fewer tokens. Each pass drafts one token, until the exit policy ends
+    the draft.
     """
 
     kind: Literal["skip"] = "skip"
@@ -63,7 +63,6 @@ class Skip(ReadingSpec):
             mlp=mask.mlp,
             weights=reading.weights,
             vocabulary=reading.vocabulary,
-            experts=reading.experts,
             draft_length=draft_length,
             exit=exit_policy,
             siblings=siblings,
