@@ -29,7 +29,7 @@ from skipsearch.timing.latency import (
     measure_costs,
     measure_latency,
 )
-from skipsearch.timing.latency_table import _is_plausible, random_masks
+from skipsearch.timing.latency_table import random_masks
 
 bits = st.lists(st.integers(0, 1), min_size=2 * LAYERS, max_size=2 * LAYERS)
 
@@ -237,7 +237,6 @@ def test_an_engine_that_drafts_in_one_call_is_timed_in_one_call(
     assert measured.costs.sublayers == pytest.approx((9 / (2 * LAYERS),) * 2 * LAYERS)
     assert measured.costs.verify == pytest.approx((10.5, 10.6, 10.7, 10.8, 10.9))
     assert measured.errors == pytest.approx((0.0,) * 5, abs=1e-6)
-    assert _is_plausible(measured)
 
 
 @pytest.mark.parametrize("engine", ["hf", "native"])
