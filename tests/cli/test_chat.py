@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from helpers.threads import one_thread
 from models.tiny import new_hf_model
@@ -38,21 +38,10 @@ def terminal(tmp_path: Path) -> Iterator[pexpect.spawn]:
         "HF_HUB_OFFLINE": "1",
         "INPUTRC": "/dev/null",
     }
-    arguments = [
-        "-m",
-        "skipsearch.cli.main",
-        "chat",
-        "--model",
-        "demo",
-        "--task",
-        "pycode",
-        "--threads",
-        "1",
-        "--engine",
-        "lean",
-        "--max-new-tokens",
-        "40",
-    ]
+    arguments = cmd(
+        "-m skipsearch.cli.main chat --model demo --task pycode --threads 1 --engine lean "
+        "--max-new-tokens 40"
+    )
     # A shell's background jobs ignore Ctrl-C, and so do the processes that they start.
     child = pexpect.spawn(
         sys.executable,
@@ -122,21 +111,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
     )
     child = pexpect.spawn(
         sys.executable,
-        [
-            "-c",
+        cmd(
+            "-c {} chat --model demo --profile none --threads 1 --engine lean --max-new-tokens 400",
             slow,
-            "chat",
-            "--model",
-            "demo",
-            "--profile",
-            "none",
-            "--threads",
-            "1",
-            "--engine",
-            "lean",
-            "--max-new-tokens",
-            "400",
-        ],
+        ),
         cwd=str(tmp_path),
         env=environment,
         encoding="utf-8",
@@ -163,17 +141,7 @@ def test_input_from_a_pipe_is_answered_without_prompts(capsys, monkeypatch) -> N
 
     monkeypatch.setattr(sys, "stdin", io.StringIO("import os\n/quit\nnever\n"))
     code, printed, said = run_in_process(
-        capsys,
-        monkeypatch,
-        "chat",
-        "--model",
-        "demo",
-        "--profile",
-        "none",
-        "--max-new-tokens",
-        5,
-        "--threads",
-        1,
+        capsys, monkeypatch, *cmd("chat --model demo --profile none --max-new-tokens 5 --threads 1")
     )
     assert code == 0, said
     assert "you>" not in printed

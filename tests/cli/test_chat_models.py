@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.costs import made_up_costs
 from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from helpers.threads import one_thread
@@ -142,7 +142,7 @@ def test_a_file_is_tuned_and_verified_for_sampled_requests(
     out = tmp_path / "profile.yaml"
     tune = ("tune", *task, "--chat", "--searcher", "middle", "--trials", 2, "--out", out)
     status, _, said = run_in_process(
-        capsys, monkeypatch, *tune, "--temperature", 0.8, "--top-p", 0.9
+        capsys, monkeypatch, *tune, *cmd("--temperature 0.8 --top-p 0.9")
     )
     assert status == 0, said
     profile = load_profile(out)

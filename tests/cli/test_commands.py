@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.costs import made_up_costs
 from helpers.threads import one_thread
 
@@ -87,20 +87,11 @@ def tuned(tmp_path_factory):
     )
     out = folder / "profile.yaml"
     done = skipsearch(
-        "tune",
-        "--model",
-        "demo",
-        "--task",
-        folder,
-        "--trials",
-        6,
-        "--searcher",
-        "middle",
-        "--threads",
-        1,
-        "--out",
-        out,
-        "--json",
+        *cmd(
+            "tune --model demo --task {} --trials 6 --searcher middle --threads 1 --out {} --json",
+            folder,
+            out,
+        ),
         command=WITHOUT_A_TABLE,
     )
     assert done.returncode == 0, done.stderr
@@ -131,7 +122,7 @@ def test_tune_does_not_replace_a_profile_unasked(tuned, capsys, monkeypatch):
     task, _, out, _ = tuned
     before = out.read_bytes()
     code, _, shown = run_in_process(
-        capsys, monkeypatch, "tune", "--model", "demo", "--task", task, "--trials", 1, "--out", out
+        capsys, monkeypatch, *cmd("tune --model demo --task {} --trials 1 --out {}", task, out)
     )
     assert code == 1
     assert "exists already: continue its search with --resume, replace it with --force" in shown
@@ -145,21 +136,12 @@ def test_resume_of_a_finished_search_judges_nothing_again(tuned, capsys, monkeyp
     code, printed, shown = run_in_process(
         capsys,
         monkeypatch,
-        "tune",
-        "--model",
-        "demo",
-        "--task",
-        task,
-        "--trials",
-        6,
-        "--searcher",
-        "middle",
-        "--threads",
-        1,
-        "--out",
-        out,
-        "--resume",
-        "--json",
+        *cmd(
+            "tune --model demo --task {} --trials 6 --searcher middle --threads 1 --out {} "
+            "--resume --json",
+            task,
+            out,
+        ),
     )
     assert code == 0, shown
     assert json.loads(printed)["profile"]["provenance"]["trials"] == 6
@@ -171,17 +153,11 @@ def test_decode_check_reports_identical_tokens_for_every_prompt(tuned, capsys, m
     code, printed, shown = run_in_process(
         capsys,
         monkeypatch,
-        "decode",
-        "--profile",
-        out,
-        "--prompts",
-        prompts,
-        "--max-new-tokens",
-        24,
-        "--threads",
-        1,
-        "--check",
-        "--json",
+        *cmd(
+            "decode --profile {} --prompts {} --max-new-tokens 24 --threads 1 --check --json",
+            out,
+            prompts,
+        ),
     )
     assert code == 0, shown
     rows = [json.loads(line) for line in printed.splitlines()]
@@ -192,7 +168,7 @@ def test_decode_check_reports_identical_tokens_for_every_prompt(tuned, capsys, m
 
 def test_decode_streams_text_to_stdout_and_figures_to_stderr():
     done = skipsearch(
-        "decode", "--model", "demo", "--prompt", "import os\nimport", "--max-new-tokens", 8
+        *cmd("decode --model demo --prompt {} --max-new-tokens 8", "import os\nimport")
     )
     assert done.returncode == 0
     assert done.stdout.strip()
@@ -207,18 +183,11 @@ def test_decode_says_that_a_text_ended_at_its_first_repeat_and_that_plain_text_n
     code, _, shown = run_in_process(
         capsys,
         monkeypatch,
-        "decode",
-        "--model",
-        "demo",
-        "--prompt",
-        "import os\nimport",
-        "--threads",
-        1,
-        "--max-new-tokens",
-        200,
-        "--end-on-repeat",
-        2,
-        "--check",
+        *cmd(
+            "decode --model demo --prompt {} --threads 1 --max-new-tokens 200 --end-on-repeat 2 "
+            "--check",
+            "import os\nimport",
+        ),
     )
     assert code == 0, shown
     assert "new tokens, up to where the text began to repeat itself, decoded plainly, " in shown
@@ -231,7 +200,7 @@ def test_decode_reads_standard_input(capsys, monkeypatch):
         sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "class A"}\n{"prompt": "def b"}\n'))
     )
     _, printed, _ = run_in_process(
-        capsys, monkeypatch, "decode", "-", "--model", "demo", "--max-new-tokens", 4, "--json"
+        capsys, monkeypatch, *cmd("decode - --model demo --max-new-tokens 4 --json")
     )
     assert [len(json.loads(line)["tokens"]) for line in printed.splitlines()] == [4, 4]
 
@@ -241,19 +210,9 @@ def test_bench_compares_systems_on_the_same_tokens(tuned, capsys, monkeypatch):
     code, printed, shown = run_in_process(
         capsys,
         monkeypatch,
-        "bench",
-        "run",
-        "--profile",
-        out,
-        "--task",
-        task,
-        "--prompts",
-        2,
-        "--repeats",
-        1,
-        "--threads",
-        1,
-        "--json",
+        *cmd(
+            "bench run --profile {} --task {} --prompts 2 --repeats 1 --threads 1 --json", out, task
+        ),
     )
     assert code == 0, shown
     rows = json.loads(printed)["rows"]
@@ -270,22 +229,12 @@ def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_fa
     code, printed, shown = run_in_process(
         capsys,
         monkeypatch,
-        "bench",
-        "batch",
-        "--profile",
-        kept,
-        "--task",
-        task,
-        "--prompts",
-        2,
-        "--repeats",
-        1,
-        "--threads",
-        1,
-        "--sizes",
-        "1,2",
-        "--save",
-        "--json",
+        *cmd(
+            "bench batch --profile {} --task {} --prompts 2 --repeats 1 --threads 1 --sizes 1,2 "
+            "--save --json",
+            kept,
+            task,
+        ),
     )
     assert code == 0, shown
     rows = json.loads(printed)["rows"]
@@ -302,18 +251,10 @@ def test_bench_of_batches_tells_the_profile_from_which_size_plain_decoding_is_fa
     code, printed, shown = run_in_process(
         capsys,
         monkeypatch,
-        "bench",
-        "batch",
-        "--model",
-        "synthetic:2x64",
-        "--prompts",
-        2,
-        "--repeats",
-        1,
-        "--systems",
-        "plain,skip",
-        "--sizes",
-        "3",
+        *cmd(
+            "bench batch --model synthetic:2x64 --prompts 2 --repeats 1 --systems plain,skip "
+            "--sizes 3"
+        ),
     )
     assert code == 0, shown
     for heading in ("requests", "throughput", "× plain"):
@@ -325,22 +266,10 @@ def test_bench_of_random_weights_says_so_and_shows_costs_and_contexts(capsys, mo
     code, printed, shown = run_in_process(
         capsys,
         monkeypatch,
-        "bench",
-        "run",
-        "--model",
-        "synthetic:2x64",
-        "--device",
-        "cpu",
-        "--prompts",
-        "2",
-        "--repeats",
-        "1",
-        "--systems",
-        "plain,skip,plain@hf,hf-generate",
-        "--costs",
-        "--contexts",
-        "16,64",
-        "--json",
+        *cmd(
+            "bench run --model synthetic:2x64 --device cpu --prompts 2 --repeats 1 --systems "
+            "plain,skip,plain@hf,hf-generate --costs --contexts 16,64 --json"
+        ),
     )
     assert code == 0, shown
     assert "random weights: every figure below is of speed only" in shown
@@ -357,21 +286,10 @@ def test_bench_of_random_weights_says_so_and_shows_costs_and_contexts(capsys, mo
     code, printed, shown = run_in_process(
         capsys,
         monkeypatch,
-        "bench",
-        "run",
-        "--model",
-        "synthetic:2x64",
-        "--device",
-        "cpu",
-        "--prompts",
-        2,
-        "--repeats",
-        1,
-        "--systems",
-        "plain,skip",
-        "--costs",
-        "--contexts",
-        "16",
+        *cmd(
+            "bench run --model synthetic:2x64 --device cpu --prompts 2 --repeats 1 --systems "
+            "plain,skip --costs --contexts 16"
+        ),
     )
     assert code == 0, shown
     for heading in ("ms/token", "β", "ms/token by context", "β half"):
@@ -389,20 +307,13 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
     code, printed, shown = run_in_process(
         capsys,
         monkeypatch,
-        "decode",
-        "--profile",
-        str(tuned[2]),
-        "--prompt",
-        "import os",
-        "--dtype",
-        "bfloat16",
-        "--engine",
-        engine,
-        "--max-new-tokens",
-        "30",
-        "--exact",
-        "--check",
-        "--json",
+        *cmd(
+            "decode --profile {} --prompt {} --dtype bfloat16 --engine {} --max-new-tokens 30 "
+            "--exact --check --json",
+            str(tuned[2]),
+            "import os",
+            engine,
+        ),
     )
     assert code == 0, shown
     assert json.loads(printed)["check"]["identical"] is True
@@ -413,149 +324,82 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
 @pytest.mark.parametrize(
     ("arguments", "status", "sentence"),
     [
-        (["tune", "--model", "demmo", "--task", "pycode"], 1, "did you mean demo?"),
-        (["tune", "--model", "demo", "--task", "pycod"], 1, "did you mean pycode?"),
+        (cmd("tune --model demmo --task pycode"), 1, "did you mean demo?"),
+        (cmd("tune --model demo --task pycod"), 1, "did you mean pycode?"),
+        (cmd("tune --model demo --task pycode --searcher middel"), 1, "did you mean middle?"),
+        (cmd("tune --model demo --task pycode --budget soon"), 1, "write 90s, 20m or 1.5h"),
+        (cmd("tune --model demo --task pycode --objective fast"), 1, "use replay or wall"),
+        (cmd("tune --model demo --task pycode --trials 0"), 2, "greater than or equal"),
+        (cmd("tune --model demo --task pycode --engine warp"), 1, "no engine called 'warp'"),
+        (cmd("tune --model demo --task pycode --dtype int3"), 1, "dtype"),
         (
-            ["tune", "--model", "demo", "--task", "pycode", "--searcher", "middel"],
-            1,
-            "did you mean middle?",
-        ),
-        (
-            ["tune", "--model", "demo", "--task", "pycode", "--budget", "soon"],
-            1,
-            "write 90s, 20m or 1.5h",
-        ),
-        (
-            ["tune", "--model", "demo", "--task", "pycode", "--objective", "fast"],
-            1,
-            "use replay or wall",
-        ),
-        (
-            ["tune", "--model", "demo", "--task", "pycode", "--trials", "0"],
-            2,
-            "greater than or equal",
-        ),
-        (
-            ["tune", "--model", "demo", "--task", "pycode", "--engine", "warp"],
-            1,
-            "no engine called 'warp'",
-        ),
-        (["tune", "--model", "demo", "--task", "pycode", "--dtype", "int3"], 1, "dtype"),
-        (
-            ["tune", "--model", "demo", "--task", "pycode", "--quantization", "torchao-3bit"],
+            cmd("tune --model demo --task pycode --quantization torchao-3bit"),
             1,
             "did you mean torchao-",
         ),
+        (cmd("decode --model demo --prompt x --quantization 4bit"), 1, "or none at all"),
+        (cmd("bench run --model demo --quantization gptq"), 1, "no quantization called 'gptq'"),
         (
-            ["decode", "--model", "demo", "--prompt", "x", "--quantization", "4bit"],
-            1,
-            "or none at all",
-        ),
-        (
-            ["bench", "run", "--model", "demo", "--quantization", "gptq"],
-            1,
-            "no quantization called 'gptq'",
-        ),
-        (
-            [
-                "decode",
-                "--model",
-                "demo",
-                "--prompt",
-                "x",
-                "--quantization",
-                "native-8bit",
-                "--engine",
-                "lean",
-            ],
+            cmd("decode --model demo --prompt x --quantization native-8bit --engine lean"),
             1,
             "is run by the engine native alone, and not by lean",
         ),
         (
-            [
-                "bench",
-                "run",
-                "--model",
-                "demo",
-                "--quantization",
-                "native-8bit",
-                "--systems",
-                "plain,hf-generate",
-            ],
+            cmd("bench run --model demo --quantization native-8bit --systems plain,hf-generate"),
             1,
             "native alone, and not by hf",
         ),
-        (
-            ["tune", "--model", "demo", "--task", "pycode", "--resume", "--force"],
-            2,
-            "give one of them",
-        ),
+        (cmd("tune --model demo --task pycode --resume --force"), 2, "give one of them"),
         (["tune", "--task", "pycode"], 2, "Missing option '--model'"),
-        (["decode", "--model", "demo", "--prompt", ""], 1, "the prompt is empty"),
+        (cmd("decode --model demo --prompt {}", ""), 1, "the prompt is empty"),
         (["decode", "--model", "demo"], 2, "give exactly one of"),
+        (cmd("decode --model demo --task pycode --prompt x"), 2, "give it with --profile auto"),
+        (cmd("decode --model demo --prompt x --max-new-tokens -3"), 2, "greater than or equal"),
+        (cmd("decode --model demo --prompt x --temperature -1"), 1, "temperature is -1"),
+        (cmd("decode --model demo --prompt x --top-p 0"), 1, "top_p is 0"),
+        (cmd("decode --model demo --prompt x --top-k -2"), 1, "top_k is -2"),
         (
-            ["decode", "--model", "demo", "--task", "pycode", "--prompt", "x"],
-            2,
-            "give it with --profile auto",
-        ),
-        (
-            ["decode", "--model", "demo", "--prompt", "x", "--max-new-tokens", "-3"],
-            2,
-            "greater than or equal",
-        ),
-        (
-            ["decode", "--model", "demo", "--prompt", "x", "--temperature", "-1"],
-            1,
-            "temperature is -1",
-        ),
-        (["decode", "--model", "demo", "--prompt", "x", "--top-p", "0"], 1, "top_p is 0"),
-        (["decode", "--model", "demo", "--prompt", "x", "--top-k", "-2"], 1, "top_k is -2"),
-        (
-            ["decode", "--model", "demo", "--prompt", "x", "--temperature", "1", "--check"],
+            cmd("decode --model demo --prompt x --temperature 1 --check"),
             2,
             "--check compares greedy tokens",
         ),
         (
-            ["decode", "--model", "demo", "--prompt", "x", "--chat"],
+            cmd("decode --model demo --prompt x --chat"),
             1,
             "demo has no chat template: leave --chat out",
         ),
-        (["decode", "--model", "demo", "--prompt", "word " * 3000], 1, "shorten it"),
-        (["decode", "--profile", "no-such-file.yaml", "--prompt", "x"], 1, "no-such-file.yaml"),
+        (cmd("decode --model demo --prompt {}", "word " * 3000), 1, "shorten it"),
+        (cmd("decode --profile no-such-file.yaml --prompt x"), 1, "no-such-file.yaml"),
         (["decode", "--prompt", "x"], 2, "give --model, or --profile FILE, which names its model"),
         (
-            ["decode", "--model", "no/model", "--prompts", "no-such.jsonl"],
+            cmd("decode --model no/model --prompts no-such.jsonl"),
             1,
             "no-such.jsonl: cannot be read",
         ),
         (
-            ["tune", "--model", "demo", "--task", "pycode", "--drafters", "skip,lookup"],
+            cmd("tune --model demo --task pycode --drafters skip,lookup"),
             1,
             "write --drafters lookup,skip",
         ),
         (["bench", "run"], 2, "give --profile FILE or --model M"),
         (["bench", "batch"], 2, "give --profile FILE or --model M"),
         (["bench", "methods"], 2, "Missing option '--model'"),
-        (["bench", "run", "--model", "demo", "--systems", "plain,plian"], 1, "did you mean plain"),
+        (cmd("bench run --model demo --systems plain,plian"), 1, "did you mean plain"),
+        (cmd("bench run --model demo --contexts 128,long"), 2, "write numbers with commas"),
         (
-            ["bench", "run", "--model", "demo", "--contexts", "128,long"],
-            2,
-            "write numbers with commas",
-        ),
-        (
-            ["bench", "batch", "--model", "demo", "--sizes", "8,many"],
+            cmd("bench batch --model demo --sizes 8,many"),
             2,
             "--sizes is '8,many'; write numbers with commas between them, such as 1,2,4,8",
         ),
-        (["bench", "batch", "--model", "demo", "--sizes", ""], 2, "--sizes is ''"),
-        (["bench", "batch", "--model", "demo", "--save"], 2, "--save goes with --profile"),
+        (cmd("bench batch --model demo --sizes {}", ""), 2, "--sizes is ''"),
+        (cmd("bench batch --model demo --save"), 2, "--save goes with --profile"),
         (
-            ["bench", "batch", "--model", "demo", "--systems", "plain,hf-generate"],
+            cmd("bench batch --model demo --systems plain,hf-generate"),
             2,
             "`bench batch` compares our own systems",
         ),
         (
-            ["bench", "batch", "--model", "demo", "--systems", "plain, hf-generate"],
+            cmd("bench batch --model demo --systems {}", "plain, hf-generate"),
             2,
             "`bench batch` compares our own systems",
         ),
@@ -574,12 +418,12 @@ def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, eng
         (["train", "adapter"], 2, "Did you mean 'adapted'?"),
         (["bench", "run", "--model", "synthetic:llama-2-14b"], 1, "did you mean llama-2-13b"),
         (
-            ["tune", "--model", "synthetic:2x64", "--task", "pycode"],
+            cmd("tune --model synthetic:2x64 --task pycode"),
             1,
             "so a profile could not say which weights it is for",
         ),
         (
-            ["decode", "--model", "demo", "--prompt", "x", "--device", "cpu", "--engine", "graph"],
+            cmd("decode --model demo --prompt x --device cpu --engine graph"),
             1,
             "use --device cuda, or --engine lean",
         ),
@@ -602,7 +446,7 @@ def test_a_profile_of_another_model_is_refused(tuned, tmp_path, capsys, monkeypa
     text = out.read_text()
     other.write_text(text.replace(yaml.safe_load(text)["model"]["config_sha256"], "0" * 64))
     code, _, shown = run_in_process(
-        capsys, monkeypatch, "decode", "--profile", other, "--prompt", "x"
+        capsys, monkeypatch, *cmd("decode --profile {} --prompt x", other)
     )
     assert code == 1
     assert "load the model it was made for" in shown
@@ -612,13 +456,7 @@ def test_an_unwritable_out_is_found_before_the_search(capsys, monkeypatch):
     code, _, shown = run_in_process(
         capsys,
         monkeypatch,
-        "tune",
-        "--model",
-        "demo",
-        "--task",
-        "pycode",
-        "--out",
-        "/proc/nowhere/profile.yaml",
+        *cmd("tune --model demo --task pycode --out /proc/nowhere/profile.yaml"),
     )
     assert code == 1
     assert "choose another with --out" in shown
@@ -634,13 +472,7 @@ def test_the_latency_table_is_measured_again_on_request(capsys, monkeypatch, tmp
     code, _, shown = run_in_process(
         capsys,
         monkeypatch,
-        "tune",
-        "--model",
-        "demo",
-        "--task",
-        "pycode",
-        "--out",
-        tmp_path / "profile.yaml",
+        *cmd("tune --model demo --task pycode --out {}", tmp_path / "profile.yaml"),
         *(["--remeasure-latency"] if asked else []),
     )
     assert code == 1
@@ -655,9 +487,7 @@ def test_a_folder_of_compiled_code_that_is_not_trusted_is_one_sentence(capsys, m
         raise ModelError("enough")
 
     monkeypatch.setattr(engine, "load_for_switching", load)
-    code, _, shown = run_in_process(
-        capsys, monkeypatch, "decode", "--model", "demo", "--prompt", "x"
-    )
+    code, _, shown = run_in_process(capsys, monkeypatch, *cmd("decode --model demo --prompt x"))
     assert code == 1
     assert shown == "warning: /x lets others write to it: chmod 700 /x error: enough"
 
@@ -679,19 +509,9 @@ def test_an_interrupted_search_keeps_its_trials_and_resumes(tuned, tmp_path, cap
     """Ctrl-C interrupts it; tests/tuning/test_driver.py kills searches."""
     task, out = tuned[0], tmp_path / "profile.yaml"
     journal = out.with_suffix(".journal")
-    search = [
-        "tune",
-        "--model",
-        "demo",
-        "--task",
-        str(task),
-        "--searcher",
-        "random",
-        "--threads",
-        "1",
-        "--out",
-        str(out),
-    ]
+    search = cmd(
+        "tune --model demo --task {} --searcher random --threads 1 --out {}", str(task), str(out)
+    )
     # A shell's background job ignores SIGINT and hands that on; what is tested is a terminal's
     # foreground process.
     running = subprocess.Popen(

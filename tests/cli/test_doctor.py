@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.gguf_files import write_model
 from models.every_class import build
 from models.tiny import new_hf_model
@@ -19,7 +19,7 @@ from skipsearch.engine.native import build as native_build
 def looked_at(capsys: Any, monkeypatch: Any, model: object) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
     status, printed, _ = run_in_process(
-        capsys, monkeypatch, "doctor", "--model", model, "--device", "cpu", "--json"
+        capsys, monkeypatch, *cmd("doctor --model {} --device cpu --json", model)
     )
     return status, json.loads(printed)
 

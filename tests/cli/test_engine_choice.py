@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.tiny import LAYERS, tiny_model_and_reference
 
 from skipsearch import engine as engines
@@ -152,15 +152,7 @@ def test_decode_takes_the_engine_that_the_profile_was_measured_with(
     code, _, said = run_in_process(
         capsys,
         monkeypatch,
-        "decode",
-        "--profile",
-        file,
-        "--device",
-        "cpu",
-        "--prompt",
-        "import os",
-        "--max-new-tokens",
-        "4",
+        *cmd("decode --profile {} --device cpu --prompt {} --max-new-tokens 4", file, "import os"),
     )
     assert code == 0, said
     assert f"engine {taken}" in said
@@ -187,21 +179,12 @@ def test_decode_with_auto_looks_the_profile_up_before_it_takes_an_engine(
     code, _, said = run_in_process(
         capsys,
         monkeypatch,
-        "decode",
-        "--model",
-        "demo",
-        "--profile",
-        "auto",
-        "--task",
-        "pycode",
-        "--profiles",
-        tmp_path / "profiles",
-        "--device",
-        "cpu",
-        "--prompt",
-        "import os",
-        "--max-new-tokens",
-        "4",
+        *cmd(
+            "decode --model demo --profile auto --task pycode --profiles {} --device cpu --prompt "
+            "{} --max-new-tokens 4",
+            tmp_path / "profiles",
+            "import os",
+        ),
     )
     assert code == 0, said
     assert wanted == ["native"]
@@ -238,17 +221,11 @@ def test_tune_with_resume_asks_the_study_and_a_new_search_measures(
         code, _, said = run_in_process(
             capsys,
             monkeypatch,
-            "tune",
-            "--model",
-            "demo",
-            "--task",
-            "pycode",
-            "--device",
-            "cpu",
-            "--out",
-            tmp_path / "profile.yaml",
-            "--study",
-            journal,
+            *cmd(
+                "tune --model demo --task pycode --device cpu --out {} --study {}",
+                tmp_path / "profile.yaml",
+                journal,
+            ),
             *more,
         )
         assert code == 1

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.golden import check_golden
 from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from helpers.profiles import write_demo_profile
@@ -207,7 +207,7 @@ def test_quiet_leaves_the_answer_and_the_warnings(capsys, monkeypatch) -> None:
     )
     assert "engine" not in quiet[2]
     code, _, said = run_in_process(
-        capsys, monkeypatch, "--quiet", "decode", "--model", "demmo", "--prompt", "x"
+        capsys, monkeypatch, *cmd("--quiet decode --model demmo --prompt x")
     )
     assert code == 1
     assert "did you mean demo?" in said
@@ -270,17 +270,9 @@ def test_auto_knows_a_renamed_model_by_its_weights(capsys, monkeypatch, local_mo
     code, _, said = run_in_process(
         capsys,
         monkeypatch,
-        "decode",
-        "--profile",
-        "auto",
-        "--model",
-        other,
-        "--task",
-        "pycode",
-        "--prompt",
-        "say",
-        "--max-new-tokens",
-        3,
+        *cmd(
+            "decode --profile auto --model {} --task pycode --prompt say --max-new-tokens 3", other
+        ),
     )
     assert code == 0
     assert "a model of another name with the same weights: chatty" in said
@@ -339,12 +331,7 @@ def test_several_texts_stand_under_their_names_and_conversations_are_taken(
     code, _, said = run_in_process(
         capsys,
         monkeypatch,
-        "decode",
-        "--model",
-        "demo",
-        "--prompts",
-        tmp_path / "rows.jsonl",
-        "--json",
+        *cmd("decode --model demo --prompts {} --json", tmp_path / "rows.jsonl"),
     )
     assert code == 1
     assert "has no chat template, so nothing says how it reads a conversation" in said
@@ -374,7 +361,7 @@ def test_standard_input_is_answered_line_by_line(capsys, monkeypatch) -> None:
     printed: list[str] = []
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Slow())))
     code, rest, said = run_in_process(
-        capsys, monkeypatch, "decode", "-", "--model", "demo", "--max-new-tokens", 2, "--json"
+        capsys, monkeypatch, *cmd("decode - --model demo --max-new-tokens 2 --json")
     )
     assert code == 0, said
     assert len(json.loads(rest)["tokens"]) == 2
@@ -383,17 +370,11 @@ def test_standard_input_is_answered_line_by_line(capsys, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (cmd("decode --model demo --prompt x --temperature -1"), "temperature is -1"),
+        (cmd("decode --model demo --prompt x --top-p 3"), "top_p is 3"),
+        (cmd("tune --model demo --task pycode --out there.yaml"), "there.yaml exists already"),
         (
-            ["decode", "--model", "demo", "--prompt", "x", "--temperature", "-1"],
-            "temperature is -1",
-        ),
-        (["decode", "--model", "demo", "--prompt", "x", "--top-p", "3"], "top_p is 3"),
-        (
-            ["tune", "--model", "demo", "--task", "pycode", "--out", "there.yaml"],
-            "there.yaml exists already",
-        ),
-        (
-            ["tune", "--model", "demo", "--task", "pycode", "--never-skip", "attention"],
+            cmd("tune --model demo --task pycode --never-skip attention"),
             "'attention' names no sub-layer: write attn:0",
         ),
     ],

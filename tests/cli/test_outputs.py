@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.profiles import GOLDEN
 from report.studies import make_study
 
@@ -57,7 +57,7 @@ def names(name: str) -> list[str]:
 @pytest.mark.parametrize("out", names("own.yaml"))
 def test_a_report_is_not_written_over_its_profile(run: Run, tmp_path: Path, out: str) -> None:
     for place in (out, tmp_path / out):
-        status, err = run("report", "--profile", "own.yaml", "--out", place, "--force")
+        status, err = run(*cmd("report --profile own.yaml --out {} --force", place))
         assert (status, err) == (
             1,
             f"error: --out {place} is the file of --profile, which would be lost: write another "
@@ -68,7 +68,7 @@ def test_a_report_is_not_written_over_its_profile(run: Run, tmp_path: Path, out:
 @pytest.mark.parametrize("out", [*names("search.journal"), *names("search.db")])
 def test_a_report_is_not_written_over_its_study(run: Run, out: str) -> None:
     study = "search.journal" if out.endswith("journal") else "sqlite:///search.db#skipsearch"
-    status, err = run("report", "--study", study, "--out", out, "--force")
+    status, err = run(*cmd("report --study {} --out {} --force", study, out))
     assert (status, err) == (
         1,
         f"error: --out {out} is the file of --study, which would be lost: write another with --out",
@@ -78,14 +78,14 @@ def test_a_report_is_not_written_over_its_study(run: Run, out: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "lost"),
     [
-        (["--out", "search.journal", "--study", "search.journal"], "--study"),
-        (["--out", "link-search.journal", "--study", "search.journal"], "--study"),
+        (cmd("--out search.journal --study search.journal"), "--study"),
+        (cmd("--out link-search.journal --study search.journal"), "--study"),
         (["--out", "new.journal"], "--study"),
         (["--out", "folder/../new.journal"], "--study"),
-        (["--out", "search.db", "--study", "sqlite:///search.db"], "--study"),
+        (cmd("--out search.db --study sqlite:///search.db"), "--study"),
         (["--out", "task.yaml"], "--task or --data"),
         (["--out", "rows.jsonl"], "--task or --data"),
-        (["--out", "hard-own.yaml", "--data", "own.yaml"], "--task or --data"),
+        (cmd("--out hard-own.yaml --data own.yaml"), "--task or --data"),
     ],
 )
 def test_a_search_does_not_replace_its_own_study_or_text(
@@ -93,7 +93,7 @@ def test_a_search_does_not_replace_its_own_study_or_text(
 ) -> None:
     Path("own.yaml").write_bytes(Path("rows.jsonl").read_bytes())
     for way in ("--force", "--resume"):
-        status, err = run("tune", "--model", "demo", "--task", ".", *arguments, way)
+        status, err = run(*cmd("tune --model demo --task ."), *arguments, way)
         assert status == 1
         assert f"is the file of {lost}, which would be lost: write another with --out" in err
 
@@ -102,15 +102,13 @@ def test_a_search_does_not_replace_its_own_study_or_text(
 def test_neither_a_pipe_nor_a_device_is_replaced_by_a_file(run: Run, out: str) -> None:
     os.mkfifo("pipe")
     for command in (
-        ["report", "--profile", "own.yaml", "--out", out, "--force"],
-        ["tune", "--model", "demo", "--task", ".", "--out", out, "--force"],
+        cmd("report --profile own.yaml --out {} --force", out),
+        cmd("tune --model demo --task . --out {} --force", out),
     ):
         status, err = run(*command)
         assert status == 1
         assert f"--out {out} is a device or pipe; name a file to write" in err
-    status, err = run(
-        "tune", "--model", "demo", "--task", ".", "--out", "new.yaml", "--study", out, "--force"
-    )
+    status, err = run(*cmd("tune --model demo --task . --out new.yaml --study {} --force", out))
     assert status == 1
     assert f"the study {out} is a device or pipe: name a file with --study" in err
     assert Path(out).exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.profiles import GOLDEN
 
 from skipsearch.core.mask import SkipMask
@@ -88,7 +88,7 @@ def test_studies_and_a_profile_are_drawn_together_and_again_only_with_force(
     other = tmp_path / "other.journal"
     other.write_bytes(journal.read_bytes())
     out = tmp_path / "report.html"
-    arguments = ["--study", journal, "--study", other, "--profile", PROFILE, "--out", out]
+    arguments = cmd("--study {} --study {} --profile {} --out {}", journal, other, PROFILE, out)
     assert run(capsys, monkeypatch, *arguments)[0] == 0
     first = out.read_bytes()
     status, told, err = run(capsys, monkeypatch, *arguments)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.letter_tokenizer import letter_tokenizer
 from helpers.threads import one_thread
 from helpers.tiny import LAYERS, tiny_llama
@@ -57,25 +57,11 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
     code, _, said = run_in_process(
         capsys,
         monkeypatch,
-        "serve",
-        "--model",
-        "demo",
-        "--task",
-        "pycode",
-        "--port",
-        0,
-        "--max-num-seqs",
-        2,
-        "--served-model-name",
-        "mine",
-        "--engine",
-        "lean",
-        "--threads",
-        1,
-        "--cors",
-        "http://localhost:3000, https://a.example",
-        "--cors",
-        "app://obsidian.md",
+        *cmd(
+            "serve --model demo --task pycode --port 0 --max-num-seqs 2 --served-model-name mine "
+            "--engine lean --threads 1 --cors {} --cors app://obsidian.md",
+            "http://localhost:3000, https://a.example",
+        ),
     )
     assert code == 0, said
     assert handed[0].recipe.drafters
@@ -98,12 +84,12 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
         (
             None,
             None,
-            ["--model", "demo", "--cors", "http://a.example/"],
+            cmd("--model demo --cors http://a.example/"),
             1,
             "--cors is 'http://a.example/'; give an origin",
         ),
         (None, None, [], 2, "--profile auto needs --model"),
-        (None, None, ["--model", "demo", "--port", "99999"], 2, "less than or equal to 65535"),
+        (None, None, cmd("--model demo --port 99999"), 2, "less than or equal to 65535"),
     ],
 )
 def test_what_is_amiss_is_said_before_a_model_is_loaded(

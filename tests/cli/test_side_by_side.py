@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.profiles import write_demo_profile
 
 from skipsearch.cli.side_by_side import Recording, Round, show_side_by_side
@@ -56,8 +56,14 @@ def test_the_command_writes_plain_decodings_tokens(
 ) -> None:
     profile = write_demo_profile(tmp_path / "profile.yaml")
     status, out, err = run_in_process(
-        capsys, monkeypatch, "decode", "--profile", profile, "--prompt", "def main(argv=None):",
-        "--side-by-side", "--max-new-tokens", "40", "--engine", "lean", "--threads", "1",
+        capsys,
+        monkeypatch,
+        *cmd(
+            "decode --profile {} --prompt {} --side-by-side --max-new-tokens 40 --engine lean "
+            "--threads 1",
+            profile,
+            "def main(argv=None):",
+        ),
     )  # fmt: skip
     assert status == 0, err
     assert "the same tokens" in out
@@ -68,7 +74,7 @@ def test_it_plays_one_greedy_text(
     more: tuple[object, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status, _, err = run_in_process(
-        capsys, monkeypatch, "decode", "--model", "demo", "--side-by-side", *more
+        capsys, monkeypatch, *cmd("decode --model demo --side-by-side"), *more
     )
     assert status == 2
     assert "--side-by-side plays one greedy text" in err

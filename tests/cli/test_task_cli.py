@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.command import cmd
 from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from typer.testing import CliRunner
 
@@ -107,9 +108,7 @@ def test_prompts_of_a_file_are_shown_in_the_template_if_asked(
 
 
 def test_a_base_model_gets_requests_as_they_are(requests: Path) -> None:
-    [line] = run.invoke(
-        app, ["show", str(requests), "--model", "demo", "--json"]
-    ).stdout.splitlines()
+    [line] = run.invoke(app, cmd("show {} --model demo --json", str(requests))).stdout.splitlines()
     shown = json.loads(line)
     assert shown["chat_template_sha256"] is None
     assert [prompt["text"] for prompt in shown["prompts"]] == [

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.command import cmd
 from helpers.letter_tokenizer import letter_tokenizer
 from helpers.profiles import GOLDEN
 from hypothesis import given
@@ -182,46 +183,22 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[
         ["task", "validate", "{evil}/bad"],
         ["task", "validate", "{evil}"],
         ["task", "validate", "{evil}/bad.jsonl"],
-        ["tune", "--model", "demo", "--task", "{name}"],
-        ["tune", "--model", "demo", "--task", "{evil}/bad.jsonl"],
-        ["tune", "--model", "{evil}/model", "--task", "{evil}/rows{name}.jsonl", "--device", "cpu"],
-        ["tune", "--model", "demo", "--task", "pycode", "--searcher", "{name}"],
-        [
-            "decode",
-            "--model",
-            "demo",
-            "--prompt",
-            "x",
-            "--max-new-tokens",
-            "1",
-            "--task",
+        cmd("tune --model demo --task {}", "{name}"),
+        cmd("tune --model demo --task {}", "{evil}/bad.jsonl"),
+        cmd("tune --model {} --task {} --device cpu", "{evil}/model", "{evil}/rows{name}.jsonl"),
+        cmd("tune --model demo --task pycode --searcher {}", "{name}"),
+        cmd(
+            "decode --model demo --prompt x --max-new-tokens 1 --task {} --profile auto "
+            "--profiles {}",
             "{name}",
-            "--profile",
-            "auto",
-            "--profiles",
             "{evil}",
-        ],
-        ["decode", "--model", "{evil}/model", "--prompt", "x"],
-        ["decode", "--model", "demo", "--prompts", "{evil}/bad.jsonl"],
-        [
-            "decode",
-            "--model",
-            "demo",
-            "--prompts",
-            "{evil}/rows{name}.jsonl",
-            "--max-new-tokens",
-            "1",
-        ],
-        [
-            "decode",
-            "--model",
-            "demo",
-            "--prompts",
-            "{evil}/rows{name}.jsonl",
-            "--max-new-tokens",
-            "1",
-            "--json",
-        ],
+        ),
+        cmd("decode --model {} --prompt x", "{evil}/model"),
+        cmd("decode --model demo --prompts {}", "{evil}/bad.jsonl"),
+        cmd("decode --model demo --prompts {} --max-new-tokens 1", "{evil}/rows{name}.jsonl"),
+        cmd(
+            "decode --model demo --prompts {} --max-new-tokens 1 --json", "{evil}/rows{name}.jsonl"
+        ),
         ["export", "--profile", "{evil}/speculate{name}.yaml", "--out", "{evil}"],
         ["bench", "run", "--profile", "{evil}/broken{name}.yaml"],
         ["bench", "batch", "--{name}"],

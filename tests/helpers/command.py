@@ -22,3 +22,11 @@ def run_in_process(
         main()
     captured = capsys.readouterr()
     return int(left.value.code or 0), captured.out, " ".join(captured.err.replace("│", " ").split())
+
+
+def cmd(line: str, *values: object) -> list[str]:
+    """Return the arguments of a command line, in which each `{}` is the next value, unsplit."""
+    remaining = iter(values)
+    arguments = [str(next(remaining)) if word == "{}" else word for word in line.split()]
+    assert next(remaining, None) is None, "every value has its place"
+    return arguments

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 from fastapi.testclient import TestClient
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from helpers.table_model import TableModel
 from helpers.threads import one_thread
@@ -186,17 +186,7 @@ def test_the_limits_of_the_command_are_those_of_the_server(
     code, _, said = run_in_process(
         capsys,
         monkeypatch,
-        "serve",
-        "--model",
-        "demo",
-        "--profile",
-        "none",
-        "--engine",
-        "lean",
-        "--prefix-memory",
-        0.5,
-        "--context",
-        900,
+        *cmd("serve --model demo --profile none --engine lean --prefix-memory 0.5 --context 900"),
     )
     assert code == 0, said
     assert found == [replace(Limits(), prefix_bytes=500_000_000, context=900)]

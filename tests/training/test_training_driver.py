@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.command import run_in_process
+from helpers.command import cmd, run_in_process
 from helpers.threads import one_thread
 from helpers.tiny import VOCAB
 from models.every_class import build
@@ -355,23 +355,12 @@ def test_the_command_trains_prints_alpha_and_the_next_command(
     code, printed, shown = run_in_process(
         capsys,
         monkeypatch,
-        "train",
-        "adapted",
-        "--model",
-        "demo",
-        "--data",
-        tmp_path / "text.txt",
-        "--out",
-        tmp_path / "m",
-        "--draft-sublayers",
-        1,
-        "--steps",
-        2,
-        "--batch-size",
-        2,
-        "--threads",
-        1,
-        "--json",
+        *cmd(
+            "train adapted --model demo --data {} --out {} --draft-sublayers 1 --steps 2 "
+            "--batch-size 2 --threads 1 --json",
+            tmp_path / "text.txt",
+            tmp_path / "m",
+        ),
     )
     assert code == 0, shown
     answer = json.loads(printed)
@@ -493,24 +482,12 @@ def test_a_training_that_is_killed_goes_on_from_less_than_a_minute_before(tmp_pa
     )
     command = [
         sys.executable,
-        "-m",
-        "skipsearch.cli.main",
-        "train",
-        "adapted",
-        "--model",
-        "demo",
-        "--data",
-        tmp_path / "text.txt",
-        "--out",
-        tmp_path / "m",
-        "--draft-sublayers",
-        "1",
-        "--steps",
-        "100000",
-        "--batch-size",
-        "2",
-        "--threads",
-        "1",
+        *cmd(
+            "-m skipsearch.cli.main train adapted --model demo --data {} --out {} "
+            "--draft-sublayers 1 --steps 100000 --batch-size 2 --threads 1",
+            tmp_path / "text.txt",
+            tmp_path / "m",
+        ),
     ]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     running = subprocess.Popen(command, env=environment)
