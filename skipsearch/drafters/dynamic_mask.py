@@ -54,9 +54,7 @@ class DynamicMaskDrafter:
         self.make_policy, self.exit, self.siblings = make_policy, SharedExit(exit_policy), siblings
 
     def new_session(self) -> DynamicMaskSession:
-        skip_session = SkipSession(
-            SkipMask(1), self.exit.begin(), self.exit.policy.reads_confidence, self.siblings
-        )
+        skip_session = SkipSession(SkipMask(1), self.exit, self.siblings)
         return DynamicMaskSession(self.make_policy(), skip_session)
 
 

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from skipsearch.core.recipe import Siblings
-from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, PartialPass
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, PartialPass
 from skipsearch.drafters.draft_model_session import draft_with
 from skipsearch.drafters.exits import Exit
 from skipsearch.drafters.kangaroo.spec import Kangaroo
 from skipsearch.drafters.kangaroo.weights import EarlyExitDraft, load_early_exit
-from skipsearch.drafters.skip.session import SharedExit, build_draft
+from skipsearch.drafters.skip.session import SharedExit, TokenwiseSession
 from skipsearch.engine import LayerInputTap, LayerTap, can_start_midway
+from skipsearch.engine.sampler import TokenSampler
 from skipsearch.errors import ModuleError
-from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.adapter import DraftScores, ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
 
@@ -62,15 +63,10 @@ class KangarooDrafter:
 
     def new_session(self) -> KangarooSession:
         session_class = ResumingSession if self.resumes else KangarooSession
-        return session_class(
-            self.early_exit_draft,
-            self.exit.begin(),
-            self.exit.policy.reads_confidence,
-            self.siblings,
-        )
+        return session_class(self.early_exit_draft, self.exit, self.siblings)
 
 
-class KangarooSession(DraftSession):
+class KangarooSession(TokenwiseSession):
     """A session that drafts with a separate cache. Verification begins at layer 0.
 
     The cache holds the K/V of the adapter and of the layers below the exit, with a slot for each
@@ -80,64 +76,44 @@ class KangarooSession(DraftSession):
     cache: KVCache
 
     def __init__(
-        self,
-        early_exit_draft: EarlyExitDraft,
-        exit_session: Any,
-        reads_confidence: bool,
-        siblings: Siblings | None,
+        self, early_exit_draft: EarlyExitDraft, exit_policy: SharedExit, siblings: Siblings | None
     ):
-        self.early_exit_draft, self.exit = early_exit_draft, exit_session
-        self.reads_confidence, self.siblings = reads_confidence, siblings
+        super().__init__(exit_policy, siblings)
+        self.early_exit_draft = early_exit_draft
         self.n_in_cache = 0  # tokens of the text whose K/V are in the cache
-        self._round_start = self._n_drafted = 0
+        self._round_start = 0
 
     def begin(self, ctx: DecodeContext) -> None:
         self.cache = self.early_exit_draft.new_cache(ctx.cache.capacity)
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
-        sampler = ctx.sampler if self.siblings is None else ctx.sampler.top(1 + self.siblings.most)
-        reads_confidence = self.reads_confidence or self.siblings is not None
-        tokens, probs, n_siblings = list[Tensor](), list[Tensor](), list[int]()
         start = len(ctx.history) - 1
-        features = self._pending_features(ctx)
-        exit_hidden = [features[:, -1:]]
-        for n in range(max_tokens):
+        exit_hidden = list[Tensor]()
+
+        def score_token(
+            token: Tensor, n: int, sampler: TokenSampler, with_confidence: bool
+        ) -> DraftScores:
+            features = (
+                self._compute_features(token, ctx, start + n) if n else self._pending_features(ctx)
+            )
+            exit_hidden.append(features[:, -1:])
             n_rows = features.shape[1]
+            plan = ctx.planner.plan_chain(start + n + 1 - n_rows, n_rows)
             logits = self.early_exit_draft.compute_last_logits(
-                ctx.model,
-                features,
-                self.cache,
-                ctx.planner.plan_chain(start + n + 1 - n_rows, n_rows),
+                ctx.model, features, self.cache, plan
             )
-            scores = sampler.score(logits, reads_confidence)
-            ranked, q = sampler.draw(scores)  # [1, 1 + siblings]
-            tokens.append(ranked)
-            if q is not None:
-                probs.append(q)
-            confidence = None if scores.confidence is None else float(scores.confidence)
-            n_siblings.append(
-                0
-                if self.siblings is None or confidence is None
-                else self.siblings.count_for(confidence)
-            )
-            if n + 1 == max_tokens or (
-                confidence is not None
-                and self.reads_confidence
-                and self.exit.should_stop(confidence, n + 1)
-            ):
-                break
-            features = self._compute_features(ranked[:, :1], ctx, start + n + 1)
-            exit_hidden.append(features)
-        self._round_start, self._n_drafted = start, len(tokens)
-        self.n_in_cache = start  # `verified` adds the accepted draft tokens
-        draft = build_draft(torch.cat(tokens), torch.cat(probs) if probs else None, n_siblings)
+            return sampler.score(logits, with_confidence)
+
+        draft = self._draft_tokens(ctx, max_tokens, score_token)
+        # `verified` adds the accepted draft tokens to `n_in_cache`.
+        self._round_start = self.n_in_cache = start
         return self._attach_partial_pass(draft, torch.cat(exit_hidden, dim=1))
 
     def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
-        n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)
+        super().verified(ctx, accepted_nodes)
         # The adapter has read neither the siblings nor the last draft token.
-        self.n_in_cache = self._round_start + 1 + min(n_accepted, self._n_drafted - 1)
-        self.exit.observe(n_accepted, self._n_drafted)
+        n_read = sum(node < self._n_drafted for node in accepted_nodes)
+        self.n_in_cache = self._round_start + 1 + n_read
 
     def _pending_features(self, ctx: DecodeContext) -> Tensor:
         """Return the adapter's input [1, R, H] at the R tokens that the adapter has not read yet.

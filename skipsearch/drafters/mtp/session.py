@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from skipsearch.core.reading import Reading
 from skipsearch.core.recipe import Siblings
-from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter
 from skipsearch.drafters.draft_model_session import draft_with
-from skipsearch.drafters.exits import Exit, ThresholdExitSession
+from skipsearch.drafters.exits import Exit
 from skipsearch.drafters.mtp.shipped import load_head_of
 from skipsearch.drafters.mtp.spec import Mtp
 from skipsearch.drafters.mtp.weights import DraftHead, load_draft_head
-from skipsearch.drafters.skip.session import SharedExit, build_chain_draft, build_draft
+from skipsearch.drafters.skip.session import SharedExit, TokenwiseSession
 from skipsearch.engine import LayerInputTap, LayerTap
-from skipsearch.models.adapter import ModelAdapter
+from skipsearch.engine.sampler import TokenSampler
+from skipsearch.models.adapter import DraftScores, ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
 
@@ -45,11 +45,10 @@ class MtpDrafter:
         self.head, self.exit, self.siblings = head, SharedExit(exit_policy), siblings
 
     def new_session(self) -> MtpSession:
-        reads_confidence = self.exit.policy.reads_confidence
-        return MtpSession(self.head, self.exit.begin(), reads_confidence, self.siblings)
+        return MtpSession(self.head, self.exit, self.siblings)
 
 
-class MtpSession(DraftSession):
+class MtpSession(TokenwiseSession):
     """A session that drafts one request, with a cache of its own for the head's K/V.
 
     Row i of the head reads the hidden state of token i and token i + 1, and is in slot i. Hidden
@@ -61,16 +60,12 @@ class MtpSession(DraftSession):
     observes_hidden = observes_last_hidden_only = True
     cache: KVCache
 
-    def __init__(
-        self, head: DraftHead, exit_session: Any, reads_confidence: bool, siblings: Siblings | None
-    ):
-        self.head, self.exit = head, exit_session
-        self.reads_confidence, self.siblings = reads_confidence, siblings
+    def __init__(self, head: DraftHead, exit_policy: SharedExit, siblings: Siblings | None):
+        super().__init__(exit_policy, siblings)
+        self.head = head
         self._tapped: list[Tensor] = []  # [1, rows, H], of the current pass
         self._unread: list[Tensor] = []  # [1, rows, H], of committed tokens after those in `cache`
         self._n_read = 0  # slots of `cache` with the rows of committed tokens
-        self._has_threshold = isinstance(exit_session, ThresholdExitSession)
-        self._n_drafted = 0
 
     def tap(
         self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
@@ -85,43 +80,29 @@ class MtpSession(DraftSession):
         self._unread.append(self._take_tapped()[:, [0, *accepted_rows]])
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
-        sampler = ctx.sampler if self.siblings is None else ctx.sampler.top(1 + self.siblings.most)
-        reads_confidence = self.reads_confidence or self.siblings is not None
         hidden, following, plan = self._take_committed(ctx)
-        threshold = self.exit.current_threshold() if self._has_threshold else None
-        if threshold is not None and self.head.runner is not None:
-            scores = self.head.runner.run_chain(
+        state = hidden
+
+        def score_token(
+            token: Tensor, n: int, sampler: TokenSampler, with_confidence: bool
+        ) -> DraftScores:
+            nonlocal state
+            if n == 0:
+                state = self.head.run(hidden, following, self.cache, plan)[:, -1:]
+            else:
+                step = ctx.planner.plan_chain(self._n_read + n - 1, 1)
+                state = self.head.run(state, token, self.cache, step)
+            logits = self.head.compute_logits(ctx.model, state)[:, -1]
+            return sampler.score(logits, with_confidence)
+
+        def score_chain(sampler: TokenSampler, threshold: float) -> DraftScores | None:
+            if self.head.runner is None:
+                return None
+            return self.head.runner.run_chain(
                 ctx.model, hidden, following, self.cache, plan, sampler, max_tokens, threshold
             )
-            if scores is not None:
-                draft = build_chain_draft(scores, self.siblings)
-                self._n_drafted = len(draft.main_path().tokens)
-                return draft
-        tokens, probs, n_siblings = list[Tensor](), list[Tensor](), list[int]()
-        hidden = self.head.run(hidden, following, self.cache, plan)[:, -1:]
-        for n in range(max_tokens):
-            logits = self.head.compute_logits(ctx.model, hidden)[:, -1]
-            scores = sampler.score(logits, reads_confidence)
-            ranked, q = sampler.draw(scores)  # [1, 1 + siblings]
-            tokens.append(ranked)
-            n_siblings.append(0)
-            if q is not None:
-                probs.append(q)
-            if scores.confidence is not None:
-                confidence = float(scores.confidence)
-                if self.siblings is not None:
-                    n_siblings[-1] = self.siblings.count_for(confidence)
-                if self.reads_confidence and self.exit.should_stop(confidence, n + 1):
-                    break
-            if n + 1 < max_tokens:
-                plan = ctx.planner.plan_chain(self._n_read + n, 1)
-                hidden = self.head.run(hidden, ranked[:, :1], self.cache, plan)
-        self._n_drafted = len(tokens)
-        return build_draft(torch.cat(tokens), torch.cat(probs) if probs else None, n_siblings)
 
-    def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
-        n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)
-        self.exit.observe(n_accepted, self._n_drafted)
+        return self._draft_tokens(ctx, max_tokens, score_token, score_chain)
 
     def _take_committed(self, ctx: DecodeContext) -> tuple[Tensor, Tensor, PassPlan]:
         """Return the rows of committed tokens that the head has not read, and count them as read.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -39,9 +39,7 @@ class SkipDrafter:
         self.mask, self.exit, self.siblings = mask, SharedExit(exit_policy), siblings
 
     def new_session(self) -> SkipSession:
-        return SkipSession(
-            self.mask, self.exit.begin(), self.exit.policy.reads_confidence, self.siblings
-        )
+        return SkipSession(self.mask, self.exit, self.siblings)
 
 
 class SharedExit:
@@ -60,36 +58,44 @@ class SharedExit:
         return self._shared or self.policy.begin()
 
 
-class SkipSession(DraftSession):
-    """A session that drafts one request under a mask. The mask may be replaced between rounds.
+class TokenwiseSession(DraftSession):
+    """A session that drafts token by token, until the exit policy ends the draft.
 
-    exit_session: the exit session of this request, as `SharedExit.begin` returns it.
+    A subclass defines `draft`, which says how a token is scored.
     """
 
-    def __init__(
-        self,
-        mask: SkipMask,
-        exit_session: Any,
-        reads_confidence: bool,
-        siblings: SiblingRule | None,
-    ):
-        self.mask, self.exit_session = mask, exit_session
-        self.reads_confidence, self.siblings = reads_confidence, siblings
-        self._has_threshold = isinstance(exit_session, ThresholdExitSession)
+    def __init__(self, exit_policy: SharedExit, siblings: SiblingRule | None):
+        self.exit_session, self.siblings = exit_policy.begin(), siblings
+        self.reads_confidence = exit_policy.policy.reads_confidence
+        self._has_threshold = isinstance(self.exit_session, ThresholdExitSession)
         self._n_drafted = 0  # length of the latest main path
 
-    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+    def _draft_tokens(
+        self,
+        ctx: DecodeContext,
+        max_tokens: int,
+        score_token: Callable[[Tensor, int, TokenSampler, bool], DraftScores],
+        score_chain: Callable[[TokenSampler, float], DraftScores | None] | None = None,
+    ) -> Draft:
+        """Return the draft of up to `max_tokens` tokens.
+
+        score_token: scores draft token n, from 0, after a token [1, 1], for a sampler, with or
+        without the confidence. score_chain: scores all tokens up to the first one below a threshold
+        in one call of the engine. It returns None if the engine has no such call. It is not called
+        if the exit policy must be asked after each token."""
         sampler = ctx.sampler if self.siblings is None else ctx.sampler.top(1 + self.siblings.most)
-        if (draft := self._draft_in_one_call(ctx, sampler, max_tokens)) is not None:
-            return draft
-        reads_confidence = self.reads_confidence or self.siblings is not None
+        threshold = self.exit_session.current_threshold() if self._has_threshold else None
+        if threshold is not None and score_chain is not None:
+            scores = score_chain(sampler, threshold)
+            if scores is not None:
+                draft = build_chain_draft(scores, self.siblings)
+                self._n_drafted = len(draft.main_path().tokens)
+                return draft
+        with_confidence = self.reads_confidence or self.siblings is not None
         token = ctx.pending
         tokens, probs, n_siblings = list[Tensor](), list[Tensor](), list[int]()
         for n in range(max_tokens):
-            plan = ctx.planner.plan_chain(ctx.cache.length + n, 1)
-            scores = draft_step(
-                ctx.model, token, ctx.cache, plan, self.mask, sampler, reads_confidence
-            )
+            scores = score_token(token, n, sampler, with_confidence)
             ranked, q = sampler.draw(scores)  # [1, 1 + siblings]
             token = ranked[:, :1]
             tokens.append(ranked)
@@ -110,32 +116,33 @@ class SkipSession(DraftSession):
         self._n_drafted = len(tokens)
         return build_draft(torch.cat(tokens), torch.cat(probs) if probs else None, n_siblings)
 
-    def _draft_in_one_call(
-        self, ctx: DecodeContext, sampler: TokenSampler, max_tokens: int
-    ) -> Draft | None:
-        """Return the draft from one call of the engine.
+    def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
+        n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)
+        self.exit_session.observe(n_accepted, self._n_drafted)
 
-        Returns None if the engine has no such call, or the exit policy must be asked after each
-        token.
-        """
-        threshold = self.exit_session.current_threshold() if self._has_threshold else None
-        if threshold is None:
-            return None
-        scores = draft_chain(
-            ctx.model,
-            ctx.pending,
-            ctx.cache,
-            ctx.planner,
-            self.mask,
-            sampler,
-            max_tokens,
-            threshold,
-        )
-        if scores is None:
-            return None
-        draft = build_chain_draft(scores, self.siblings)
-        self._n_drafted = len(draft.main_path().tokens)
-        return draft
+
+class SkipSession(TokenwiseSession):
+    """A session that drafts one request under a mask. The mask may be replaced between rounds."""
+
+    def __init__(self, mask: SkipMask, exit_policy: SharedExit, siblings: SiblingRule | None):
+        super().__init__(exit_policy, siblings)
+        self.mask = mask
+
+    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+        model, cache, planner = ctx.model, ctx.cache, ctx.planner
+
+        def score_token(
+            token: Tensor, n: int, sampler: TokenSampler, with_confidence: bool
+        ) -> DraftScores:
+            plan = planner.plan_chain(cache.length + n, 1)
+            return draft_step(model, token, cache, plan, self.mask, sampler, with_confidence)
+
+        def score_chain(sampler: TokenSampler, threshold: float) -> DraftScores | None:
+            return draft_chain(
+                model, ctx.pending, cache, planner, self.mask, sampler, max_tokens, threshold
+            )
+
+        return self._draft_tokens(ctx, max_tokens, score_token, score_chain)
 
     def continue_draft(
         self, ctx: DecodeContext, tokens: Sequence[int], max_tokens: int
@@ -153,10 +160,6 @@ class SkipSession(DraftSession):
         finally:
             ctx.cache.length, self._n_drafted = n_before, n_drafted
         return None if draft is None else draft.main_path()
-
-    def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
-        n_accepted = sum(node <= self._n_drafted for node in accepted_nodes)
-        self.exit_session.observe(n_accepted, self._n_drafted)
 
 
 def build_chain_draft(scores: DraftScores, siblings: SiblingRule | None) -> Draft:
