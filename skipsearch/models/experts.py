@@ -1,4 +1,4 @@
-"""Mixtures of experts: what a model has, which experts each row reads, and a copy that reads fewer.
+"""Mixtures of experts: what a model has, and how much of it a row reads.
 
 An MLP of such a model is a router and N experts. The router scores all experts for each row, and
 the k experts with the highest scores run. They are found by structure: a module with the child
@@ -9,18 +9,14 @@ with another meaning.
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Families whose routers return (…, indices of the chosen experts [rows, top_k]).
+# Families whose modules of this structure are experts and their router.
 FAMILIES = {
     "ernie4_5_moe",
     "flex_olmo",
@@ -76,88 +72,6 @@ def find_experts(model: Any) -> Experts | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-@contextmanager
-def record_experts(model: Any) -> Iterator[list[Tensor]]:
-    """Record which experts the rows of this thread's passes read. The passes do not change.
-
-    Yields a list to which each router adds a tensor [rows, k] of expert indices, in the order in
-    which routers run: layer by layer, pass by pass.
-    """
-    recorded, thread = list[Tensor](), threading.get_ident()
-
-    def note(router: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == thread:
-            recorded.append(output[-1].detach())
-
-    handles = [router.register_forward_hook(note) for router, _ in _list_blocks(model)]
-    try:
-        yield recorded
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-class _FusedRecording(threading.local):
-    chosen: list[Tensor] | None = None
-
-
-_fused_recording = _FusedRecording()
-
-
-@contextmanager
-def record_fused_experts() -> Iterator[list[Tensor]]:
-    """Record which experts the rows of this thread's passes of fused models read.
-
-    Yields a list as `record_experts` does.
-    """
-    before, recorded = _fused_recording.chosen, list[Tensor]()
-    _fused_recording.chosen = recorded
-    try:
-        yield recorded
-    finally:
-        _fused_recording.chosen = before
-
-
-def is_recording_fused() -> bool:
-    """Return whether `note_fused_experts` is to be called."""
-    return _fused_recording.chosen is not None
-
-
-def note_fused_experts(chosen: Tensor) -> None:
-    """Note the experts [rows, k] that the rows of one layer read."""
-    if _fused_recording.chosen is not None:
-        _fused_recording.chosen.append(chosen.detach())
-
-
-def pack_experts(recorded: Sequence[Tensor], n_experts: int) -> np.ndarray:
-    """Return the experts that each row reads as bit sets, uint8 [rows, layers, bytes].
-
-    recorded: the tensors [rows, k] of one pass, one for each layer.
-    """
-    sets = [
-        torch.zeros(len(chosen), n_experts, dtype=torch.bool, device=chosen.device)
-        .scatter_(1, chosen, value=True)
-        .cpu()
-        .numpy()
-        for chosen in recorded
-    ]
-    return np.packbits(np.stack(sets, axis=1), axis=-1)
-
-
-def count_distinct_experts(sets: np.ndarray, max_rows: int) -> np.ndarray:
-    """Return how many experts a pass over the rows a … a + n reads, int32 [rows, max_rows].
-
-    sets: bit sets from `pack_experts`. Column n is for n + 1 rows; all layers are added up. Rows
-    after the last one read nothing.
-    """
-    union, counts = sets.copy(), np.zeros((len(sets), max_rows), dtype=np.int32)
-    for n in range(max_rows):
-        if n:
-            union[: max(0, len(sets) - n)] |= sets[n:]
-        counts[:, n] = np.bitwise_count(union).sum(axis=(1, 2))
-    return counts
-
-
 def experts_first_order(experts: Any) -> Tensor:
     """Return, for the rows of the gates of all experts and then of their ups, their places.
 
@@ -171,33 +85,6 @@ def experts_first_order(experts: Any) -> Tensor:
     if experts.is_concatenated:  # else rows of gate and up alternate
         return places.view(n, 2, -1).transpose(0, 1).flatten()
     return places.view(n, -1, 2).permute(2, 0, 1).flatten()
-
-
-def with_fewer_experts(module: Any, per_token: int) -> Any:
-    """Return a copy of a module whose routers choose `per_token` experts. Weights are shared.
-
-    Only the modules that contain a router are copied. The router weighs the chosen experts by its
-    own rule: mixtral and gpt_oss give them a sum of 1, qwen2_moe, qwen3_moe and olmoe do so if the
-    config has `norm_topk_prob`.
-    """
-    routers = {id(router) for router, _ in _list_blocks(module)}
-
-    def copied(part: nn.Module) -> nn.Module:
-        if id(part) in routers:
-            router: Any = copy.copy(part)
-            router.top_k = per_token
-            return router
-        children = {
-            name: child and copied(child)
-            for name, child in part._modules.items()  # None: a child that the config leaves out
-        }
-        if all(child is part._modules[name] for name, child in children.items()):
-            return part
-        clone = copy.copy(part)
-        clone.__dict__["_modules"] = children  # `copy.copy` shares it
-        return clone
-
-    return copied(module)
 
 
 def _list_blocks(model: Any) -> Iterator[tuple[Any, nn.Module]]:

@@ -4,6 +4,8 @@ dialled.
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
@@ -14,7 +16,8 @@ from skipsearch.drafters.exits import make_exit
 from skipsearch.engine import forward
 from skipsearch.errors import ModelError
 from skipsearch.models import load_adapter, synthetic
-from skipsearch.models.families.unmodified import experts_of, record_experts_of
+from skipsearch.models.families.unmodified import experts_of
+from skipsearch.models.fused.mlp import Routing
 from skipsearch.models.kv_cache import Planner
 
 HALF = SkipMask(8, attn=(0, 2, 4, 6), mlp=(1, 3, 5, 7))
@@ -61,8 +64,16 @@ def test_a_shape_with_experts_is_a_mixtral_whose_routers_follow_the_text() -> No
     assert model.spec.family == "mixtral"
     text = torch.arange(40)[None]
     plan = Planner(40, model.spec.device).plan_chain(0, 40)
-    with record_experts_of(model) as chosen:
+    choose, chosen = Routing.choose, list[torch.Tensor]()
+
+    def noted(routing: Routing, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, experts = choose(routing, x)
+        chosen.append(experts)
+        return weights, experts
+
+    with patch.object(Routing, "choose", noted):
         forward(model, text, model.new_cache(1, 40), plan)
+    assert len(chosen) == 2
     assert all(len(set(layer.flatten().tolist())) > 2 for layer in chosen)
 
 

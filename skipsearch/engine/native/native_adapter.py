@@ -23,7 +23,6 @@ from skipsearch.engine.native import structs
 from skipsearch.engine.native.build import NativeLibrary
 from skipsearch.engine.native.model_struct import build_model_struct
 from skipsearch.models.adapter import DraftScorer, DraftScores, DrawSettings, PassRunner
-from skipsearch.models.experts import is_recording_fused, note_fused_experts
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 
@@ -248,24 +247,8 @@ class NativeAdapter:
             args.logits, args.last_only = out.data_ptr(), last_only
         else:
             args.hidden_out = out.data_ptr()
-        chosen = self._record_experts(args) if is_recording_fused() else ()
         self.library.run_pass(self.model_struct, args)
-        for experts in chosen:
-            if int(experts[0, 0]) >= 0:  # the layer ran
-                note_fused_experts(experts)
         return self._finish_logits(out) if with_head else out
-
-    def _record_experts(self, args: structs.PassArgs) -> Tensor:
-        """Let a pass write the experts that its rows choose; return them, [layers, rows, k].
-
-        layers: those with experts from the first one of the pass on. −1: the layer does not run.
-        """
-        layers = self.fused_model.layers[args.first_layer : args.end_layer]
-        per_token = [mlp.routing.per_token for _, mlp in layers if mlp.routing is not None]
-        k = max(per_token, default=0)
-        chosen = torch.full((len(per_token), args.batch * args.rows, k), -1)
-        args.chosen_experts = chosen.data_ptr()
-        return chosen
 
     def block(
         self,

@@ -134,7 +134,6 @@ class PassArgs(ctypes.Structure):
         ("head", POINTER(MatrixStruct)),
         ("head_tokens", c_void_p),
         ("mix", POINTER(InputMixStruct)),
-        ("chosen_experts", c_void_p),
         ("sampling", POINTER(SamplingStruct)),
     )
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from skipsearch.models.experts import Experts, find_experts, record_experts, record_fused_experts
+from skipsearch.models.experts import Experts, find_experts
 
 
 class UnmodifiedModel:
@@ -46,17 +45,3 @@ def experts_of(model: object) -> Experts | None:
     fused: Any = getattr(model, "fused_model", model)
     experts: Experts | None = getattr(fused, "experts", None)
     return experts
-
-
-def record_experts_of(model: object) -> AbstractContextManager[list[Tensor]]:
-    """Record the experts that rows read, as `record_experts` does; [] for a model without experts.
-
-    model: an adapter.
-    """
-    if experts_of(model) is None:
-        return nullcontext(list[Tensor]())
-    return (
-        record_experts(model.model)
-        if isinstance(model, UnmodifiedModel)
-        else record_fused_experts()
-    )

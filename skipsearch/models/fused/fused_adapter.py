@@ -167,20 +167,6 @@ class FusedAdapter:
         variant.layers = [convert_layer(layer, convert) for layer in self.layers]
         return variant
 
-    def with_fewer_experts(self, per_token: int) -> FusedAdapter:
-        """Return a variant whose rows read `per_token` experts. All weights are shared."""
-        variant = copy.copy(self)
-        variant.layers = [
-            (
-                attention,
-                mlp
-                if mlp.routing is None
-                else replace(mlp, routing=replace(mlp.routing, per_token=per_token)),
-            )
-            for attention, mlp in self.layers
-        ]
-        return variant
-
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         self.prepare(capacity)
         return KVCache(self.spec.n_layers, batch, capacity)

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from skipsearch.models.experts import note_fused_experts
 from skipsearch.models.fused.linear import Linear
 from skipsearch.models.fused.norms import RMSNorm
 
@@ -58,7 +57,6 @@ class Routing:
         """Return (weights in float32, experts) of each row, [N, k] each, for rows [N, H]."""
         probs = self.router(x).softmax(-1, dtype=torch.float32)
         weights, chosen = probs.topk(self.per_token, dim=-1)
-        note_fused_experts(chosen)
         if self.normalizes:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights, chosen

@@ -128,8 +128,6 @@ struct PassArgs {
     const Matrix *head;            // rows of the head for some tokens; null: the model's own head
     const int64_t *head_tokens;    // [head->out] token of each row; null if `head` is null
     const InputMix *mix;           // of `tokens` and `hidden`; null: a pass starts from one of them
-    int64_t *chosen_experts;       // [layers with experts, batch * rows, experts_per_token], from
-                                   // first_layer on; may be null
     const Sampling *sampling;      // of a draft of several steps; null: it is greedy
 };
 

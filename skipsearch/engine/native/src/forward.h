@@ -120,18 +120,15 @@ template <class T> class ForwardPass {
 
     void run(ThreadCtx ctx) {
         load_inputs(ctx);
-        int64_t *chosen = args.chosen_experts;
         for (int64_t i = args.first_layer; i < args.end_layer; ++i) {
             const bool attn = !args.skip || !args.skip[2 * i];
             const bool mlp = !args.skip || !args.skip[2 * i + 1];
             for (int64_t r = 0; attn && r < total_rows; r += ROWS_AT_ONCE)
                 run_attention(ctx, model.layers[i], i, r, rows_from(r));
             for (int64_t r = 0; mlp && r < total_rows; r += ROWS_AT_ONCE) {
-                if (model.layers[i].n_experts)
-                    run_experts(ctx, model.layers[i], r, rows_from(r), chosen);
+                if (model.layers[i].n_experts) run_experts(ctx, model.layers[i], r, rows_from(r));
                 else run_mlp(ctx, model.layers[i], r, rows_from(r));
             }
-            if (chosen) chosen += total_rows * model.layers[i].experts_per_token;
         }
         if (args.hidden_out)
             for (auto [r, end] = ctx.share(total_rows); r < end; ++r)
@@ -225,7 +222,7 @@ template <class T> class ForwardPass {
 
     // forward_mlp.h has the definitions.
     void run_mlp(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows);
-    void run_experts(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows, int64_t *chosen);
+    void run_experts(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows);
     void run_shared_expert(ThreadCtx ctx, const Layer &layer, const Input<T> *x, int64_t r,
                            int64_t rows);
     void fill_mid(ThreadCtx ctx, const Layer &layer, const Matrix &gate_up, const Input<T> *x,

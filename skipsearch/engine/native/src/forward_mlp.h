@@ -31,15 +31,12 @@ void ForwardPass<T>::fill_mid(ThreadCtx ctx, const Layer &layer, const Matrix &g
 // The outputs of a row's experts are added up in the order of the experts, so the sum does not
 // depend on other rows.
 template <class T>
-void ForwardPass<T>::run_experts(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows,
-                                 int64_t *chosen) {
+void ForwardPass<T>::run_experts(ThreadCtx ctx, const Layer &layer, int64_t r, int64_t rows) {
     ThreadScratch<T> &scratch = scratches[ctx.thread];
     const Input<T> *x = norm_rows(ctx, layer.mlp_norm, r, rows);
     Routes<A> &routes = scratch.routes;   // each thread chooses by itself, with the same result
     route_rows<T>(layer, x, x_stride, rows, scratch.sums[0], routes, scratch.gathered);
     const int64_t n_pairs = rows * layer.experts_per_token;
-    for (int64_t p = 0; chosen && ctx.thread == 0 && p < n_pairs; ++p)
-        chosen[r * layer.experts_per_token + p] = routes.experts[p];
     A *sums = scratch.sums[0], *more = scratch.sums[1];
     const auto inputs = prepare_inputs(ctx, layer.gate_up, scratch.gathered, x_stride, n_pairs);
     const int64_t mid_panels = panel_count(layer.gate_up) / 2 / layer.n_experts;
