@@ -7,28 +7,24 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-EXPERT_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss")
-
 
 @torch.no_grad()
-def tiny_experts(
-    family: str, seed: int = 0, *, vocab: int = 48, layers: int = 3, per_token: int = 3
-) -> Any:
+def tiny_experts(family: str) -> Any:
     """A random fp64 model with 6 experts, whose residual branches are small."""
     config = AutoConfig.for_model(
         family,
-        vocab_size=vocab,
+        vocab_size=48,
         hidden_size=32,
         intermediate_size=32,
         moe_intermediate_size=32,
         shared_expert_intermediate_size=16,
-        num_hidden_layers=layers,
+        num_hidden_layers=3,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
         num_local_experts=6,
         num_experts=6,
-        num_experts_per_tok=per_token,
+        num_experts_per_tok=3,
         norm_topk_prob=True,
         swiglu_limit=1.0,
         sliding_window=None if family == "mixtral" else 128,
@@ -40,7 +36,7 @@ def tiny_experts(
     )
     config._experts_implementation = "eager"  # the grouped kernels know no fp64
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for name, weight in model.named_parameters():
         if weight.ndim > 1:
             scale = 1.0 if "embed" in name or "lm_head" in name else 0.7
