@@ -113,7 +113,15 @@ def record_reference_from(model: ModelAdapter) -> ReferenceOutput:
 
 
 def _texts(spec: ModelSpec) -> Tensor:
-    """Return two random texts with a common beginning, [2, TEXT_TOKENS], equal in every call."""
+    """Return two random texts with a common beginning, [2, TEXT_TOKENS], equal in every call.
+
+    Raises: ModelError if the model takes shorter texts only.
+    """
+    if spec.context_length is not None and spec.context_length < TEXT_TOKENS:
+        raise ModelError(
+            f"{spec.id} names a context of {spec.context_length} tokens, and a model is checked on "
+            f"{TEXT_TOKENS}; correct the length in its files"
+        )
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, spec.vocab_size, (1, TEXT_TOKENS), generator=generator).repeat(2, 1)
     tokens[1, FORK_AT:] = torch.randint(

@@ -55,10 +55,17 @@ def vocabulary() -> tuple[list[str], list[str]]:
 
 
 def write_vocabulary(
-    path: Path, extra: tuple[str, ...] = (), **metadata: str | int | bool | None
+    path: Path,
+    extra: tuple[str, ...] = (),
+    repeated_merge: int | None = None,
+    **metadata: str | int | bool | None,
 ) -> Path:
-    """Write a file with a tokenizer and no tensors. extra: control tokens, after the others."""
+    """Write a file with a tokenizer and no tensors.
+
+    extra: control tokens, after the others. repeated_merge: the merge that stands at the end again.
+    """
     tokens, merges = vocabulary()
+    merges = merges if repeated_merge is None else [*merges, merges[repeated_merge]]
     writer = gguf.GGUFWriter(path, "llama")
     for add in ("block_count", "embedding_length", "feed_forward_length", "head_count"):
         getattr(writer, f"add_{add}")(1)
@@ -183,6 +190,24 @@ def test_bos_is_added_as_the_vocabulary_wants_it_unless_the_file_says_otherwise(
             bos_token_id=len(vocabulary()[0]),
         )  # fmt: skip
         assert (read(path)("x")["input_ids"][0] == len(vocabulary()[0])) == adds, (name, flag)
+
+
+def test_of_a_merge_that_appears_twice_the_first_counts(tmp_path: Path) -> None:
+    once = read(write_vocabulary(tmp_path / "once.gguf", pre="smollm"))
+    twice = read(write_vocabulary(tmp_path / "twice.gguf", repeated_merge=0, pre="smollm"))
+    for text in TEXTS:
+        assert twice(text)["input_ids"] == once(text)["input_ids"]
+
+
+def test_a_list_of_types_that_does_not_fit_the_tokens_is_refused(tmp_path: Path) -> None:
+    file = read_gguf(write_vocabulary(tmp_path / "v.gguf", pre="smollm"))
+    file.metadata["tokenizer.ggml.token_type"].pop()
+    with pytest.raises(GGUFError, match="a type for each"):
+        read_tokenizer(file, 5000)
+
+
+def test_an_error_of_the_chat_template_names_the_file(tmp_path: Path) -> None:
+    assert read(write_vocabulary(tmp_path / "v.gguf", pre="smollm")).name_or_path == "v.gguf"
 
 
 # --- special tokens

@@ -14,10 +14,21 @@ from torch import Tensor
 from skipsearch.errors import TokenizerWarning
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 from skipsearch.models.loading.gguf_tokenizer import find_special_token
+from skipsearch.models.third_party import first_line_of
 
 MAX_LAYERS = 1024
 MAX_EXPERTS = 1 << 16
 GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose attention is scaled by the width of all heads
+
+ROPE_TYPES = ("none", "linear", "yarn")
+# What else would change a model, and the value with which it does not.
+NEUTRAL: dict[str, Any] = {
+    "attention.causal": True,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+}
 
 Settings = dict[str, Any]
 
@@ -42,14 +53,16 @@ def read_config(file: GGUFFile) -> Any:
     try:
         config = CONFIG_MAPPING[model_type](**settings)
     except Exception as error:  # transformers validates configs in many ways
-        raise GGUFError(f"{file.name}: its metadata make no {model_type} model ({error})") from None
+        raise GGUFError(
+            f"{file.name}: its metadata make no {model_type} model ({first_line_of(error)})"
+        ) from None
     config.name_or_path = file.name
     return config
 
 
 def _read_common(file: GGUFFile, architecture: str) -> Settings:
     def number(key: str, low: int = 1, high: int = 1 << 24) -> int:
-        return file.require_int(f"{architecture}.{key}", low, high)
+        return _read_number(file, f"{architecture}.{key}", low, high)
 
     hidden_size, heads = number("embedding_length"), number("attention.head_count", high=1 << 16)
     has_head_dim = f"{architecture}.attention.key_length" in file.metadata
@@ -57,11 +70,12 @@ def _read_common(file: GGUFFile, architecture: str) -> Settings:
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise GGUFError(f"{file.name} has no tensor token_embd.weight; download the file again")
-    epsilon = file.get(f"{architecture}.attention.layer_norm_rms_epsilon", float)
-    if epsilon is None or not 0 < epsilon < 1:
-        raise GGUFError(
-            f"{file.name}: {architecture}.attention.layer_norm_rms_epsilon is {epsilon}"
-        )
+    for key, neutral in {**NEUTRAL, "attention.value_length": head_dim}.items():
+        if (value := file.metadata.get(f"{architecture}.{key}", neutral)) != neutral:
+            raise GGUFError(
+                f"{file.name}: {architecture}.{key} is {str(value)[:40]}, and files are read only "
+                f"if it is {neutral}: take the model's folder instead"
+            )
     has_kv = f"{architecture}.attention.head_count_kv" in file.metadata
     adds_bos = file.metadata.get("tokenizer.ggml.add_bos_token") is True
     return {
@@ -73,13 +87,28 @@ def _read_common(file: GGUFFile, architecture: str) -> Settings:
         "num_key_value_heads": number("attention.head_count_kv") if has_kv else heads,
         "head_dim": head_dim,
         "max_position_embeddings": number("context_length", high=1 << 31),
-        "rms_norm_eps": float(epsilon),
+        "rms_norm_eps": file.require_float(
+            f"{architecture}.attention.layer_norm_rms_epsilon", None, 1e-30, 1.0
+        ),
         "rope_parameters": _read_rope(file, architecture, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": read_token(file, "bos", table.shape[0], adds_bos),
         "eos_token_id": read_token(file, "eos", table.shape[0], needed=True),
         "pad_token_id": read_token(file, "padding", table.shape[0]),
     }
+
+
+def _read_number(file: GGUFFile, key: str, low: int, high: int) -> int:
+    """Return a whole number, which may be given once for each layer. Raises: GGUFError."""
+    values = file.metadata.get(key)
+    if not isinstance(values, list) or not values:
+        return file.require_int(key, low, high)
+    if len(set(values)) > 1:
+        raise GGUFError(
+            f"{file.name}: {key} differs from layer to layer, and files are read only if it does "
+            "not: take the model's folder instead"
+        )
+    return GGUFFile(file.paths, {key: values[0]}).require_int(key, low, high)
 
 
 def read_token(file: GGUFFile, name: str, vocab_size: int, needed: bool = False) -> int | None:
@@ -104,23 +133,35 @@ def read_token(file: GGUFFile, name: str, vocab_size: int, needed: bool = False)
 
 
 def _read_rope(file: GGUFFile, architecture: str, head_dim: int) -> Settings:
-    theta = float(file.get(f"{architecture}.rope.freq_base", float, 10000.0))
-    kind = file.get(f"{architecture}.rope.scaling.type", str, "none")
+    theta = file.require_float(f"{architecture}.rope.freq_base", 10000.0, 1.0, 1e15)
+    scaling = f"{architecture}.rope.scaling"
+    factor_key = f"{scaling}.factor"
+    if factor_key not in file.metadata and f"{architecture}.rope.scale_linear" in file.metadata:
+        factor_key = f"{architecture}.rope.scale_linear"  # of old files
+    factor = file.get(factor_key, float, 1.0) and file.require_float(factor_key, 1.0, 1.0, 1e6)
+    # As in llama.cpp, a factor without a type is one of linear scaling, and 0 is none.
+    kind = file.get(f"{scaling}.type", str, "linear" if factor_key in file.metadata else "none")
+    if any(name.startswith("rope_factors") for name in file.tensors):
+        kind = "longrope"
     rope: Settings = {"rope_type": "default", "rope_theta": theta}
-    factor = float(file.get(f"{architecture}.rope.scaling.factor", float, 1.0))
-    if kind == "linear":
-        rope |= {"rope_type": "linear", "factor": factor}
-    elif kind == "yarn":
-        length = file.require_int(f"{architecture}.rope.scaling.original_context_length")
-        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
-    elif kind != "none" or any(name.startswith("rope_factors") for name in file.tensors):
+    if kind not in ROPE_TYPES:
         raise GGUFError(
-            f"{file.name}: its rotary angles are scaled by {kind!r}, and GGUF files are read with "
-            "none, linear and yarn: take the model's folder instead"
+            f"{file.name}: its rotary angles are scaled by {kind[:40]!r}, and GGUF files are read "
+            f"with {', '.join(ROPE_TYPES)}: take the model's folder instead"
+        )
+    if kind != "none" and factor:
+        rope |= {"rope_type": kind, "factor": factor}
+    if rope["rope_type"] == "yarn":
+        rope["original_max_position_embeddings"] = file.require_int(
+            f"{scaling}.original_context_length"
         )
     n_rotary = file.get(f"{architecture}.rope.dimension_count", int, head_dim)
-    if not 2 <= n_rotary <= head_dim:
-        raise GGUFError(f"{file.name}: {architecture}.rope.dimension_count is {n_rotary}")
+    least = 2 if architecture == "phi3" else head_dim  # only its rows may be rotated in part
+    if not least <= n_rotary <= head_dim or n_rotary % 2:
+        raise GGUFError(
+            f"{file.name}: {architecture}.rope.dimension_count is {n_rotary}; it has to be even, "
+            f"from {least} to {head_dim}: take the model's folder instead"
+        )
     if n_rotary != head_dim:
         rope["partial_rotary_factor"] = n_rotary / head_dim
     return rope

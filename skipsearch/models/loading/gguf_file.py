@@ -31,6 +31,7 @@ MAX_HEADER_BYTES = 1 << 28
 MAX_DIMENSIONS = 4
 NAME = re.compile(r"[A-Za-z0-9_.\-/]{1,127}")
 SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+COMPUTED_TENSOR = re.compile(r"blk\.\d+\.(rope_freqs|attn_rot_embd)\.weight")  # of old files
 STRING, ARRAY = 8, 9
 SCALARS = {
     0: "B",
@@ -94,6 +95,7 @@ class GGUFFile:
     paths: list[Path]
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, GGUFTensor] = field(default_factory=dict)
+    read_names: set[str] = field(default_factory=set)  # tensors that a model has taken
 
     @property
     def name(self) -> str:
@@ -113,6 +115,29 @@ class GGUFFile:
             state = "is missing" if value is None else f"is {value}"
             raise GGUFError(f"{self.name}: {key} {state}; it has to be {low} to {high}")
         return int(value)
+
+    def require_float(self, key: str, default: float | None, low: float, high: float) -> float:
+        """Return a number between two bounds. default: None if the key is needed.
+
+        Raises: GGUFError.
+        """
+        value = self.get(key, float, default)
+        if value is None or not low <= value <= high:  # NaN is not between them
+            state = "is missing" if value is None else f"is {value:g}"
+            raise GGUFError(f"{self.name}: {key} {state}; it has to be {low:g} to {high:g}")
+        return float(value)
+
+    def require_read(self) -> None:
+        """Check that a model has taken every tensor: one that it lacks would change its text.
+
+        Raises: GGUFError.
+        """
+        for name in self.tensors:
+            if name not in self.read_names and not COMPUTED_TENSOR.fullmatch(name):
+                raise GGUFError(
+                    f"{self.name} holds the tensor {name}, which is no part of the model that its "
+                    "metadata describe: take another file of the model, or its folder"
+                )
 
     def matrix(self, name: str, shape: tuple[int, int]) -> GGUFMatrix:
         """Return a matrix. Raises: GGUFError if it is missing or has another shape."""
@@ -147,6 +172,7 @@ class GGUFFile:
                 f"{self.name}: the tensor {name} is in the format {tensor.format}, which is not "
                 "read: take the model's file in another format"
             )
+        self.read_names.add(name)
         return tensor
 
 
@@ -159,7 +185,8 @@ def to_float32(data: Bytes, number_format: str, shape: tuple[int, ...]) -> Tenso
     import gguf
 
     kind = gguf.GGMLQuantizationType[number_format.upper()]
-    return torch.from_numpy(gguf.quants.dequantize(data, kind).reshape(shape))
+    with np.errstate(all="ignore"):  # the logits show whether scales are no numbers
+        return torch.from_numpy(gguf.quants.dequantize(data, kind).reshape(shape))
 
 
 @cache

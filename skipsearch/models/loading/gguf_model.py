@@ -228,6 +228,7 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
         parameter = nn.Parameter(value.to(dtype), requires_grad=False)
         setattr(model.get_submodule(parent), child, parameter)
     _scale_rotary(file, model)
+    file.require_read()
     return model.eval().requires_grad_(False)
 
 

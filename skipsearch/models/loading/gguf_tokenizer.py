@@ -5,21 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from skipsearch.errors import TokenizerWarning
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 from skipsearch.models.loading.gguf_pre_tokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 from skipsearch.models.third_party import first_line_of, panics_as_errors, silence_transformers
 
-CONTROL, USER_DEFINED = 3, 4  # types of tokens that stay whole in a text
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; the last two stay whole in a text
 SPACE = "▁"  # in a vocabulary of SentencePiece
 SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
@@ -45,7 +38,13 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
     if kind == "none":
         return None
     tokens = file.get("tokenizer.ggml.tokens", list, [])
-    if not 0 < len(tokens) <= vocab_size or not isinstance(tokens[0], str):
+    types = file.get("tokenizer.ggml.token_type", list) or [NORMAL] * len(tokens)
+    if not all(isinstance(token, str) for token in tokens[:1]) or len(types) != len(tokens):
+        raise GGUFError(
+            f"{file.name}: tokenizer.ggml.tokens has to be texts, and tokenizer.ggml.token_type a "
+            "type for each; download the file again"
+        )
+    if not 0 < len(tokens) <= vocab_size:
         raise GGUFError(
             f"{file.name}: its vocabulary has {len(tokens)} tokens, and its embedding "
             f"{vocab_size}; download the file again"
@@ -63,7 +62,6 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
                 backend, adds_bos = _build_sentencepiece(file, tokens), True
             else:
                 raise ValueError(f"its kind is {kind[:40]!r}, and gpt2 and llama are read")
-            types = file.get("tokenizer.ggml.token_type", list, [])
             vocabulary = backend.get_vocab(with_added_tokens=False)
             for token_type, add in (
                 (CONTROL, backend.add_special_tokens),
@@ -71,12 +69,13 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
             ):
                 whole = [
                     AddedToken(token, normalized=False, special=token_type == CONTROL)
-                    for token, its_type in zip(tokens, types, strict=False)
+                    for token, its_type in zip(tokens, types, strict=True)
                     if its_type == token_type and token in vocabulary
                 ]
                 add(whole)
             return PreTrainedTokenizerFast(
                 tokenizer_object=backend,
+                name_or_path=file.name,  # for errors
                 add_bos_token=_read_flag(file, "add_bos_token", adds_bos),
                 add_eos_token=_read_flag(file, "add_eos_token", False),
                 **settings,
@@ -163,11 +162,11 @@ def _read_merges(file: GGUFFile) -> list[tuple[str, str]] | None:
     merges = file.get("tokenizer.ggml.merges", list)
     if merges is None:
         return None
-    pairs = []
+    pairs = dict[tuple[str, str], None]()  # of a merge that appears twice, the first counts
     for merge in merges:
         left, _, right = str(merge)[1:].partition(" ")  # a token may begin with a space
-        pairs.append((str(merge)[:1] + left, right))
-    return pairs
+        pairs.setdefault((str(merge)[:1] + left, right))
+    return list(pairs)
 
 
 def _derive_merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
