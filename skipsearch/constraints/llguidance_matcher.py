@@ -29,6 +29,7 @@ LIMITS = LLParserLimits(
 )
 MAX_ERROR_CHARACTERS = 200
 MAX_COMPILED = 64  # constraints of a tokenizer whose compiled form is remembered
+_REASONS = {"NoExtensionBias": "no text continues it"}  # the library's word, for clients
 _tokenizers: WeakKeyDictionary[Any, dict[tuple[int, tuple[int, ...]], _PreparedTokenizer]] = (
     WeakKeyDictionary()
 )
@@ -191,7 +192,8 @@ class LLGuidanceMatcher:
             if token in self._compiled.eos_ids and self._matcher.is_accepting():
                 self.has_ended = True
             elif self.has_ended or not self._matcher.consume_token(token):
-                raise self._error(f"token {token} is not legal")
+                reason = self._matcher.get_error() if self._matcher.is_error() else ""
+                raise self._error(reason or f"token {token} is not legal")
 
     def roll_back(self, n_tokens: int) -> None:
         if n_tokens and self.has_ended:
@@ -211,7 +213,8 @@ class LLGuidanceMatcher:
         return not self.has_ended and self._matcher.is_stopped() and self._matcher.is_accepting()
 
     def _error(self, reason: str) -> DecodeError:
+        line = _first_line(reason)
         return DecodeError(
             f"the constraint ({self._compiled.constraint}) cannot be followed further: "
-            f"{_first_line(reason)}"
+            f"{_REASONS.get(line, line)}; change it, or leave it out"
         )

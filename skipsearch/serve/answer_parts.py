@@ -119,6 +119,12 @@ def read_object(value: Any, name: str, field_name: str | None) -> dict[str, Any]
     return value
 
 
+def read_options(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """Remove the field `name`, an object, and return it; {} if it is left out. Raises: APIError."""
+    value = data.pop(name, None)
+    return {} if value is None else read_object(value, name, name)
+
+
 def read_list(value: Any, name: str) -> list[Any]:
     """Return the field `name` if it is a list; an empty list for None. Raises: APIError 400."""
     if not isinstance(value, list | None):

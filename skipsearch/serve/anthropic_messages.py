@@ -18,6 +18,7 @@ from skipsearch.serve.answer_parts import (
     encode_named_event,
     read_list,
     read_object,
+    read_options,
     read_texts,
     refuse_fields,
 )
@@ -68,8 +69,8 @@ def _translate(data: dict[str, Any]) -> dict[str, Any]:
         messages.append({"role": "system", "content": content})
     for message in read_list(data.pop("messages", None), "messages"):
         _add_message(messages, read_object(message, "a message", "messages"))
-    choice = read_object(data.pop("tool_choice", None) or {}, "tool_choice", "tool_choice")
-    thinking = read_object(data.pop("thinking", None) or {}, "thinking", "thinking")
+    choice = read_options(data, "tool_choice")
+    thinking = read_options(data, "thinking")
     if thinking.get("type") in ("enabled", "disabled"):  # else the template decides
         is_on = thinking["type"] == "enabled"
         variables = data.pop("chat_template_kwargs", None) or {}
@@ -82,7 +83,7 @@ def _translate(data: dict[str, Any]) -> dict[str, Any]:
     }
     if choice.get("disable_parallel_tool_use"):
         fields["parallel_tool_calls"] = False
-    config = read_object(data.pop("output_config", None) or {}, "output_config", "output_config")
+    config = read_options(data, "output_config")
     if config.get("format") is not None:
         fields["response_format"] = config["format"]
     return fields | {"reasoning_effort": config.get("effort")}
@@ -152,7 +153,7 @@ def _read_choice(choice: dict[str, Any]) -> Any:
     kind = choice.get("type")
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice and kind not in _CHOICES:
+    if choice and kind not in tuple(_CHOICES):
         raise APIError(
             400,
             f"tool_choice has the type {json.dumps(kind)[:60]}; it is auto, any, none, or tool "

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -200,6 +201,9 @@ def build_app(
     async def version() -> Response:
         return JSONResponse({"version": skipsearch.__version__})
 
+    for route in app.routes:
+        if isinstance(route, APIRoute) and "GET" in route.methods:
+            route.methods.add("HEAD")  # probes and proxies ask so; the server leaves the body out
     return app
 
 
@@ -211,8 +215,9 @@ class _LocalHostsOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            host = Headers(scope=scope).get("host", "")
-            if re.sub(r":\d*$", "", host) not in LOCAL_NAMES:
+            host = Headers(scope=scope).get("host")
+            # A browser always names a host. A probe by HTTP/1.0 may name none.
+            if host is not None and re.sub(r":\d*$", "", host).lower() not in LOCAL_NAMES:
                 error = APIError(
                     421, "this server answers to localhost and 127.0.0.1 alone", code="wrong_host"
                 )

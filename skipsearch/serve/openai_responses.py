@@ -18,6 +18,7 @@ from skipsearch.serve.answer_parts import (
     encode_named_event,
     read_list,
     read_object,
+    read_options,
     read_texts,
     refuse_fields,
 )
@@ -39,7 +40,7 @@ _REFUSED = {
     "top_logprobs": "use /v1/chat/completions for log-probabilities",
 }
 # What a request may ask to include although it changes nothing here.
-_INCLUDED = {"reasoning.encrypted_content"}
+_INCLUDED = ("reasoning.encrypted_content",)
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
 
@@ -64,10 +65,10 @@ def _translate(data: dict[str, Any]) -> dict[str, Any]:
         "tools": [_read_tool(tool) for tool in read_list(data.pop("tools", None), "tools")],
         "tool_choice": _read_choice(data.pop("tool_choice", None)),
     }
-    text = read_object(data.pop("text", None) or {}, "text", "text")
+    text = read_options(data, "text")
     if text.get("format") is not None:
         fields["response_format"] = _read_format(read_object(text["format"], "its format", "text"))
-    reasoning = read_object(data.pop("reasoning", None) or {}, "reasoning", "reasoning")
+    reasoning = read_options(data, "reasoning")
     return fields | {
         "verbosity": text.get("verbosity"),
         "reasoning_effort": reasoning.get("effort"),

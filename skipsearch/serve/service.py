@@ -379,7 +379,10 @@ class Service:
 def _prompt_error(request: BaseRequest, error: SkipSearchError) -> APIError:
     """Return the error for a prompt that cannot be decoded."""
     is_chat = isinstance(request, ChatCompletionRequest)
-    return APIError(400, str(error), "messages" if is_chat else "prompt")
+    name = str(error).partition(" ")[0]  # an error about a setting begins with its name
+    if name not in type(request).model_fields:
+        name = "messages" if is_chat else "prompt"
+    return APIError(400, str(error), name)
 
 
 def _check_sampling_defaults(defaults: Mapping[str, Any]) -> None:

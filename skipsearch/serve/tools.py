@@ -166,10 +166,17 @@ def read_calls(calls: Any) -> list[dict[str, Any]]:
     Raises: APIError 400.
     """
     if not isinstance(calls, list) or not all(
-        isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls
+        isinstance(call, dict)
+        and isinstance(call.get("id"), str | None)
+        and isinstance(call.get("function"), dict)
+        and isinstance(call["function"].get("name"), str)
+        for call in calls
     ):
         raise APIError(
-            400, 'tool_calls is not a list of {"type": "function", "function": {…}}', "messages"
+            400,
+            'tool_calls is not a list of {"id": "…", "type": "function", "function": {"name": '
+            '"…", "arguments": "…"}}',
+            "messages",
         )
     return [
         call

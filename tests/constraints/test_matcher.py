@@ -138,6 +138,14 @@ def test_a_constraint_is_compiled_once_for_a_tokenizer() -> None:
     assert first is second
 
 
+@pytest.mark.parametrize(
+    "wanted", [{"regex": "[^\\x00-\\U0010ffff]"}, {"grammar": "root ::= root"}]
+)
+def test_a_constraint_without_any_text_is_refused_before_an_answer(wanted: dict[str, Any]) -> None:
+    with pytest.raises(DecodeError, match=r"no text .* leave it out"):
+        compile_constraint(Constraint(**wanted), tokenizer(), VOCAB, (EOS,))
+
+
 def test_an_illegal_token_is_an_error_in_one_sentence() -> None:
     matcher = start()
     with pytest.raises(DecodeError, match="cannot be followed further"):
