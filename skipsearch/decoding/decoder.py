@@ -178,12 +178,15 @@ class Decoder:
         *,
         trace: bool = False,
         prefix_cache: PrefixCache | None = None,
+        prompt_rows: int | None = None,
         **settings: Unpack[RequestOptions],
     ) -> Iterator[Chunk]:
         """Generate as `generate` does, and yield a chunk for each round.
 
         max_new_tokens: None: the default of `Request`. trace: each chunk includes the proposal of
         its round. prefix_cache: is read and updated. A session has a prefix cache of its own.
+        prompt_rows: most tokens of the prompt in a pass; a chunk without tokens follows each pass
+        but the last. None: one pass, as transformers has.
 
         Raises: DecodeError before the first chunk.
         """
@@ -199,7 +202,7 @@ class Decoder:
         else:
             request = input_ids
         return self.loop.stream(
-            request.prepare(self.model), prefix_cache, Trace() if trace else None
+            request.prepare(self.model), prefix_cache, Trace() if trace else None, prompt_rows
         )
 
     def generate(

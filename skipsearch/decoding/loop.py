@@ -17,6 +17,7 @@ from skipsearch.core.stats import DecodeStats, DrafterCost, DrafterStats
 from skipsearch.decoding.acceptor import MAX_FORCED, Acceptor, ForcedSession
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.prefix_cache import CacheSource, Lease, lend
+from skipsearch.decoding.prompt_parts import read_parts
 from skipsearch.decoding.recurrent_limits import check_recurrent_limits
 from skipsearch.decoding.request import PreparedRequest
 from skipsearch.decoding.stopping import StopCondition
@@ -129,24 +130,37 @@ class DecodeLoop:
         prepared: PreparedRequest,
         cache_source: CacheSource | None = None,
         trace: Trace | None = None,
+        prompt_rows: int | None = None,
     ) -> Iterator[Chunk]:
         """Yield the committed tokens of each round. The first chunk is the prefill's single token.
 
         cache_source: lends the KV cache; None: use a cache of this loop. trace: records the
-        proposals."""
+        proposals. prompt_rows: most tokens of the prompt that a pass reads; a chunk without tokens
+        follows each pass but the last, so that others may run. None: one pass reads all."""
         with (cache_source or self).lease(
             prepared.prompt_ids,
             self._count_slots(len(prepared.prompt_ids) + prepared.stop_condition.max_new_tokens),
             self.model,
         ) as lease:
-            yield from self._stream(prepared, lease, trace)
+            yield from self._stream(prepared, lease, trace, prompt_rows)
 
     def _stream(
-        self, prepared: PreparedRequest, lease: Lease, trace: Trace | None
+        self,
+        prepared: PreparedRequest,
+        lease: Lease,
+        trace: Trace | None,
+        prompt_rows: int | None,
     ) -> Iterator[Chunk]:
         prompt, stop_condition = prepared.prompt_ids, prepared.stop_condition
+        n_cached, read_seconds = lease.cache.length, 0.0
         try:
+            if prompt_rows is not None and self._can_read_parts():
+                for seconds in read_parts(self.model, prompt, lease, prompt_rows, self.exact):
+                    read_seconds += seconds
+                    yield Chunk([], "")
             request, first = self._prefill(prepared, lease.cache, lease.planner)
+            request.stats.prefill_seconds += read_seconds
+            request.stats.cached_tokens = n_cached
             if trace is not None:
                 trace.chains_only = self.exact or prepared.processed_acceptance is not None
                 request.sessions = [
@@ -184,6 +198,11 @@ class DecodeLoop:
         finally:
             if self.answer_memory is not None and len(lease.history) > len(prompt):
                 self.answer_memory.add(lease.history[len(prompt) :])
+
+    def _can_read_parts(self) -> bool:
+        """Return whether several passes may read a prompt: no drafter observes all of it in one."""
+        sessions = (drafter.new_session() for _, drafter in self.drafters)
+        return not (self.model.spec.is_recurrent or any(s.observes_hidden for s in sessions))
 
     @no_grad
     def _prefill(

@@ -28,6 +28,7 @@ class Limits:
         it has none.
     batch_slots: slots of the batch cache, all requests together. A request that outgrows its part
         continues in a cache of its own.
+    prompt_rows: tokens of a prompt that a round reads, so that others need not wait for all of it.
     connections: open connections; fewer if the process may not open so many files.
     head_s: seconds in which the head of a request has to arrive.
     idle_s: seconds that a connection stays open between two requests.
@@ -44,6 +45,7 @@ class Limits:
     prefix_bytes: int = 2 * 10**9
     context: int | None = None
     batch_slots: int = 32_768
+    prompt_rows: int = 256
     connections: int = 512
     head_s: float = 10.0
     idle_s: float = 30.0

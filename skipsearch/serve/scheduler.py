@@ -221,7 +221,9 @@ class Scheduler:
             return self._batches[decoder].join(
                 job.request, trace=True, prefix_cache=prefix, tenant=job.tenant
             )
-        return decoder.stream(job.request, trace=True, prefix_cache=prefix)
+        return decoder.stream(
+            job.request, trace=True, prefix_cache=prefix, prompt_rows=self.limits.prompt_rows
+        )
 
     def _close_stream(self, active: _Active) -> None:
         """Close the stream of a job, or drop its request from the batch, to free its cache."""
@@ -246,7 +248,8 @@ class Scheduler:
                         if isinstance(active.stream, RunningRequest)
                         else next(active.stream)
                     )
-                    job.deliver(RoundOutput(chunk, self._score_chunk(active, chunk)))
+                    if chunk.tokens or chunk.finish_reason:  # else a part of the prompt was read
+                        job.deliver(RoundOutput(chunk, self._score_chunk(active, chunk)))
                     if chunk.finish_reason is None:
                         return True
                 else:

@@ -36,6 +36,11 @@ LIMITS = Limits()
         ("requests decoded at a time (`--max-num-seqs`)", f"{LIMITS.max_num_seqs}"),
         ("requests that wait (`--max-queue`)", f"{LIMITS.max_queue}"),
         (
+            "tokens of a prompt that a round reads, except with `--batch-passes`, recurrent layers "
+            "and drafts that observe the prompt",
+            f"{LIMITS.prompt_rows}",
+        ),
+        (
             "decoding of one request (`--request-timeout`)",
             f"{LIMITS.request_timeout_s:g} s, also within a round",
         ),
