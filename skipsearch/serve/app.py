@@ -202,8 +202,9 @@ def build_app(
         return JSONResponse({"version": skipsearch.__version__})
 
     for route in app.routes:
-        if isinstance(route, APIRoute) and "GET" in route.methods:
-            route.methods.add("HEAD")  # probes and proxies ask so; the server leaves the body out
+        methods = route.methods if isinstance(route, APIRoute) else None
+        if methods and "GET" in methods:
+            methods.add("HEAD")  # probes and proxies ask so; the server leaves the body out
     return app
 
 

@@ -96,7 +96,7 @@ def quiet(server: Running) -> None:
         (ASKED | {"max_tokens": -1}, 400, "max_tokens", "max_tokens is not"),
         (ASKED | {"max_tokens": 0}, 400, "max_tokens", "without echo nothing would be answered"),
         (ASKED | {"temperature": True}, 400, "temperature", "temperature is not"),
-        (ASKED | {"temperature": 1e-9}, 400, "prompt", "logits overflow"),
+        (ASKED | {"temperature": 1e-9}, 400, "temperature", "logits overflow"),
         (ASKED | {"stop": [""]}, 400, "prompt", "a stop string is empty"),
         (ASKED | {"stop": ["x"] * 17}, 400, "stop", "stop is not"),
         (ASKED | {"n": 33}, 400, "n", "n is not"),
