@@ -196,7 +196,7 @@ def test_an_answer_has_the_schema_of_text_format(client: OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "sentence"),
     [
-        ({"input": openai.omit}, "input", "the request lacks input"),
+        pytest.param({"input": openai.omit}, "input", "the request lacks input", id="no input"),
         ({"input": []}, "input", "input is not as it should be"),
         ({"input": 3}, "input", "input is 3"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "stores no responses"),
