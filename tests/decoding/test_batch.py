@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -194,6 +195,15 @@ def test_a_request_that_makes_no_sense_is_refused_and_the_others_go_on() -> None
     assert tokens == decoder.generate(PROMPTS[0], 9).tokens
     with pytest.raises(DecodeError, match="max_requests is 0"):
         Batch(decoder.loop, 0)
+    with pytest.raises(DecodeError, match="remember_tokens is -1"):
+        Decoder(decoder.model, decoder.recipe, remember_tokens=-1)
+
+
+def test_a_batch_allocates_nothing_before_a_request_joins() -> None:
+    decoder = DRAFTINGS[0].decoder(tiny_model_and_reference()[0])
+    refusal = AssertionError("a cache was allocated")
+    with patch.object(type(decoder.model), "new_cache", side_effect=refusal):
+        decoder.new_batch(2)
 
 
 def test_what_ends_one_row_ends_no_other() -> None:
