@@ -112,9 +112,9 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / UNICODE
     folder.mkdir()
     for name in ("unmeasured", "speculate"):
-        shutil.copy(GOLDEN / f"v1_{name}.yaml", folder / f"{name}{EVIL}.yaml")
+        shutil.copy(GOLDEN / f"v3_{name}.yaml", folder / f"{name}{EVIL}.yaml")
         (folder / "demo" / "any").mkdir(parents=True, exist_ok=True)
-        shutil.copy(GOLDEN / f"v1_{name}.yaml", folder / "demo" / "any" / f"any--{name}{EVIL}.yaml")
+        shutil.copy(GOLDEN / f"v3_{name}.yaml", folder / "demo" / "any" / f"any--{name}{EVIL}.yaml")
     (folder / "demo" / "any" / f"a--b{EVIL}.yaml").write_text(EVIL, "utf-8", "surrogateescape")
     (folder / f"broken{EVIL}.yaml").write_text(json.dumps({EVIL: EVIL}), "utf-8")
     (folder / f"rows{EVIL}.jsonl").write_text(

@@ -178,12 +178,15 @@ def test_thinking_has_a_field_of_its_own(
     assert n_reasoning == len(encoded.input_ids) + n_end
 
 
-def test_the_responses_api_counts_the_thinking_and_answers_without_it(thinking: Any) -> None:
+def test_the_responses_api_has_the_thinking_as_an_item_of_its_own(thinking: Any) -> None:
     decoder, client, form = thinking
     decoder.script = f"{form.begin}so it is{form.end}Yes"
     response = client.post("/v1/responses", json={"input": "say it"}).json()
-    texts = [part["text"] for item in response["output"] for part in item.get("content") or []]
-    assert texts == ["Yes"]
+    parts = [part for item in response["output"] for part in item.get("content") or []]
+    assert [(part["type"], part["text"]) for part in parts] == [
+        ("reasoning_text", "so it is"),
+        ("output_text", "Yes"),
+    ]
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 2
 
 
