@@ -154,7 +154,8 @@ class DecodeLoop:
         prompt, stop_condition = prepared.prompt_ids, prepared.stop_condition
         n_cached, read_seconds = lease.cache.length, 0.0
         try:
-            if prompt_rows is not None and self._can_read_parts():
+            n_unread = len(prompt) - n_cached
+            if prompt_rows is not None and n_unread > prompt_rows and self._can_read_parts():
                 for seconds in read_parts(self.model, prompt, lease, prompt_rows, self.exact):
                     read_seconds += seconds
                     yield Chunk([], "")
