@@ -12,6 +12,7 @@ from typing import Any
 from skipsearch.errors import TaskError
 from skipsearch.tasks.rows import Row
 from skipsearch.tasks.sources import jsonl
+from skipsearch.tasks.sources.parquet import open_parquet
 from skipsearch.tasks.task_files import open_task_file
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -28,7 +29,7 @@ def read_data_file(path: Path) -> list[Row]:
 
     Raises: TaskError that names the file, and the line or row if one is wrong.
     """
-    readers = {".json": _read_json, ".csv": _read_csv, ".parquet": read_parquet}
+    readers = {".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
     if path.suffix not in readers:
         return jsonl.read_rows(path)
     records = readers[path.suffix](path)
@@ -71,16 +72,9 @@ def _read_csv(path: Path) -> Iterable[Mapping[str, Any]]:
         raise TaskError(f"{path}: not CSV ({error}); its first line names the columns") from None
 
 
-def read_parquet(path: Path) -> Iterable[Mapping[str, Any]]:
-    """Read a table by the library `datasets`. Raises: TaskError."""
-    import datasets
-
+def _read_parquet(path: Path) -> Iterable[Mapping[str, Any]]:
     open_task_file(path).close()
-    try:
-        return list(datasets.Dataset.from_parquet(str(path), keep_in_memory=True))
-    except Exception as error:  # the library raises errors of pyarrow, of its own and of the disk
-        reason = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
-        raise TaskError(f"{path}: not readable as parquet ({reason})") from None
+    return open_parquet(path, str(path), in_memory=True)
 
 
 def _read_text(path: Path) -> str:

@@ -17,6 +17,7 @@ from skipsearch.errors import TaskError
 from skipsearch.tasks.manifest import HubSource, Manifest
 from skipsearch.tasks.rows import Row, RowPools
 from skipsearch.tasks.sources.jsonl import read_rows
+from skipsearch.tasks.sources.parquet import open_parquet
 
 MAX_POOL_ROWS = 2000  # the most rows of one file; the task's seed draws them
 T = TypeVar("T")
@@ -100,24 +101,13 @@ def _read_rows(path: Path, file: str, source: HubSource, seed: int) -> list[Row]
             Row(f"{stem}-{row.id}", row.location, row.columns)
             for row in _draw_rows(read_rows(path), seed)
         ]
-    try:
-        import datasets
-    except ImportError as error:
-        raise TaskError(
-            f"{location} is a parquet file, for which the library datasets is not installed; "
-            "install it, or give a local .jsonl file"
-        ) from error
-    try:
-        table = datasets.load_dataset("parquet", data_files=str(path), split="train")
-        return [
-            Row(f"{stem}-{index}", f"{location}, row {index}", table[index])
-            for index in _draw_rows(range(len(table)), seed)
-        ]
-    except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
-        raise TaskError(
-            f"{location} is not readable as parquet ({_first_line(error)}); remove {path} and load "
-            "it again"
-        ) from error
+    table = open_parquet(
+        path, location, in_memory=False, way_out=f"; remove {path} and load it again"
+    )
+    return [
+        Row(f"{stem}-{index}", f"{location}, row {index}", table[index])
+        for index in _draw_rows(range(len(table)), seed)
+    ]
 
 
 def _draw_rows(items: Sequence[T], seed: int) -> list[T]:
