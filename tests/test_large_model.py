@@ -9,11 +9,11 @@ files have. It needs 9 GB of memory.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.pretrained import marks_of, packaged_file
 from test_real_model import CHATS, TEXTS, logits_of, write_texts
 
 import skipsearch as ss
@@ -28,18 +28,11 @@ from skipsearch.drafters.skip.spec import Skip
 from skipsearch.drafters.swift.spec import SWIFT
 from skipsearch.models import ModelAdapter
 from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
-from skipsearch.models.loading.aliases import MODELS_FOLDER, PACKAGED_MODELS
 from skipsearch.tasks import load_task
 
 ALIAS = "qwen2.5-coder-1.5b-instruct-gguf"
-FILE = Path(__file__).parents[1] / MODELS_FOLDER / PACKAGED_MODELS[ALIAS].file
-pytestmark = [
-    pytest.mark.large,
-    pytest.mark.xdist_group("native"),
-    pytest.mark.skipif(
-        not FILE.is_file(), reason=f"{FILE.name} is not in {MODELS_FOLDER}: make real-large"
-    ),
-]
+FILE = packaged_file(ALIAS)
+pytestmark = marks_of(ALIAS, pytest.mark.large, "make real-large")
 
 N_CHATS = 8
 LAYERS = tuple(range(8, 20))

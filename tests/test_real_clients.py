@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from helpers.pretrained import marks_of, packaged_file
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
@@ -20,17 +20,10 @@ import skipsearch as ss
 from skipsearch.core.recipe import Recipe
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.lookup.spec import Lookup
-from skipsearch.models.loading.aliases import MODELS_FOLDER, PACKAGED_MODELS
 
 ALIAS = "smollm2-135m-instruct-gguf"
-FILE = Path(__file__).parents[1] / MODELS_FOLDER / PACKAGED_MODELS[ALIAS].file
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.xdist_group("native"),
-    pytest.mark.skipif(
-        not FILE.is_file(), reason=f"{FILE.name} is not in {MODELS_FOLDER}: make real-short"
-    ),
-]
+FILE = packaged_file(ALIAS)
+pytestmark = marks_of(ALIAS, pytest.mark.real, "make real-short")
 MODEL = "smollm2"
 QUESTION: list[Any] = [
     {"role": "user", "content": "The rowing club of Esterwick held its regatta on 3 May. 610 came."}

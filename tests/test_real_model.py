@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.pretrained import marks_of, packaged_file
 
 import skipsearch as ss
 from skipsearch.core.recipe import DrafterSpec, Recipe
@@ -31,18 +32,11 @@ from skipsearch.engine.native.block_formats import BLOCK_FORMATS
 from skipsearch.models import ModelAdapter
 from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
 from skipsearch.models.kv_cache import Planner
-from skipsearch.models.loading.aliases import MODELS_FOLDER, PACKAGED_MODELS
 from skipsearch.tasks import load_task
 
 ALIAS = "smollm2-135m-instruct-gguf"
-FILE = Path(__file__).parents[1] / MODELS_FOLDER / PACKAGED_MODELS[ALIAS].file
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.xdist_group("native"),
-    pytest.mark.skipif(
-        not FILE.is_file(), reason=f"{FILE.name} is not in {MODELS_FOLDER}: make real-short"
-    ),
-]
+FILE = packaged_file(ALIAS)
+pytestmark = marks_of(ALIAS, pytest.mark.real, "make real-short")
 
 N_TEXTS, NEW_TOKENS, MAX_PROMPT_TOKENS = 32, 32, 128
 # Every drafter that needs no training.

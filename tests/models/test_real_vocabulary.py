@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.pretrained import marks_of, packaged_file
 
 from skipsearch.constraints import compile_constraint
 from skipsearch.models.chat.formats import HERMES
 from skipsearch.models.chat.tool_formats import call_constraint
-from skipsearch.models.loading.aliases import MODELS_FOLDER
 from skipsearch.models.loading.gguf_model import read_gguf_tokenizer
 
-FILE = (
-    Path(__file__).parents[2]
-    / MODELS_FOLDER
-    / "qwen2.5-coder-1.5b/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
-)
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not FILE.is_file(), reason=f"{FILE.name} is not in {MODELS_FOLDER}"),
-]
+ALIAS = "qwen2.5-coder-1.5b-instruct-gguf"
+FILE = packaged_file(ALIAS)
+pytestmark = marks_of(ALIAS, pytest.mark.large, "make real-large")
 END = 151645  # <|im_end|>
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "look_up"}}]
 
