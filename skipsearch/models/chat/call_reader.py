@@ -395,6 +395,11 @@ class _JSONEnd:
         return None
 
 
+def has_own_reader(tokenizer: Any) -> bool:
+    """Return whether a tokenizer says itself how answers are read (`response_template`)."""
+    return bool(getattr(tokenizer, "response_template", None))
+
+
 class SchemaCallReader:
     """Reads an answer by the tokenizer's own `response_template`, when the answer is complete.
 

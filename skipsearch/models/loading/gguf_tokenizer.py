@@ -69,8 +69,8 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
             ):
                 whole = [
                     AddedToken(token, normalized=False, special=token_type == CONTROL)
-                    for token, its_type in zip(tokens, types, strict=True)
-                    if its_type == token_type and token in vocabulary
+                    for token, own_type in zip(tokens, types, strict=True)
+                    if own_type == token_type and token in vocabulary
                 ]
                 add(whole)
             return PreTrainedTokenizerFast(
