@@ -98,6 +98,11 @@ class MethodRow:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> MethodRow:
+        """Make a row from the dictionary that `as_dict` returned."""
+        return cls(**row | {"speedup": Estimate(**row["speedup"])})
+
 
 def compare_methods(
     model: ModelAdapter,
