@@ -43,7 +43,6 @@ SLOT_BYTES = 5 * 2 * 16 * 8  # layers, keys and values, head dimension, float64
 CROWD = {
     "positions": 2**20,
     "max_queue": 256,
-    "body_timeout_s": 30.0,
     "prefix_bytes": 10**7,
     "batch_slots": 2**14,
 }
