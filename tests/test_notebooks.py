@@ -16,7 +16,7 @@ SHORTER = {
             "task.calibration[:4], holdout=task.holdout[:3]",
         ),
         ("trials=30", "trials=8"),
-    ],
+    ]
 }
 
 

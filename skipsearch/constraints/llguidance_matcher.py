@@ -81,9 +81,7 @@ def compile_with_llguidance(
     matcher = LLMatcher(prepared.tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise _not_supported(constraint, matcher.get_error())
-    compiled = LLGuidanceConstraint(
-        constraint, prepared.tokenizer, matcher, vocab_size, eos_ids
-    )
+    compiled = LLGuidanceConstraint(constraint, prepared.tokenizer, matcher, vocab_size, eos_ids)
     # A constraint that no token satisfies must be refused before the prefill.
     compiled.new_matcher().fill_mask(np.empty(vocab_size, dtype=bool))
     prepared.remember(compiled)

@@ -145,11 +145,7 @@ class DecodeLoop:
             yield from self._stream(prepared, lease, trace, prompt_rows)
 
     def _stream(
-        self,
-        prepared: PreparedRequest,
-        lease: Lease,
-        trace: Trace | None,
-        prompt_rows: int | None,
+        self, prepared: PreparedRequest, lease: Lease, trace: Trace | None, prompt_rows: int | None
     ) -> Iterator[Chunk]:
         prompt, stop_condition = prepared.prompt_ids, prepared.stop_condition
         n_cached, read_seconds = lease.cache.length, 0.0

@@ -88,9 +88,7 @@ class ActiveRequest:
                     kinds,
                     prompt.echo,
                     hide_tokens=echo_only,
-                    thinking=None
-                    if prompt.thinking is None
-                    else ThinkingReader(prompt.thinking),
+                    thinking=None if prompt.thinking is None else ThinkingReader(prompt.thinking),
                     calls=None
                     if use is None
                     else service.make_call_reader(use, prompt.tool_format),

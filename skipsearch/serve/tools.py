@@ -18,12 +18,7 @@ from skipsearch.errors import ModelError
 from skipsearch.models.chat.call_reader import has_own_reader
 from skipsearch.models.chat.chat_text import encode_chat, get_chat_template
 from skipsearch.models.chat.described_tools import describe_tools
-from skipsearch.models.chat.formats import (
-    HERMES,
-    TOOL_FORMATS,
-    UNKNOWN_FORMS,
-    detect_tool_format,
-)
+from skipsearch.models.chat.formats import HERMES, TOOL_FORMATS, UNKNOWN_FORMS, detect_tool_format
 from skipsearch.models.chat.tool_formats import ANY_OBJECT, ToolFormat, call_constraint
 from skipsearch.serve.api_errors import APIError
 

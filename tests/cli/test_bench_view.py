@@ -39,13 +39,5 @@ def test_bench_cuts_no_number_on_a_narrow_terminal(width: int) -> None:
     said = StringIO()
     print_rows(Terminal(file=said, width=width), [row])
     assert "…" not in said.getvalue()
-    for number in (
-        "12346",
-        "1.11–1.35",
-        "10 of 16",
-        "12000–13000",
-        "1234 ms",
-        "39000 MB",
-        "23457",
-    ):
+    for number in ("12346", "1.11–1.35", "10 of 16", "12000–13000", "1234 ms", "39000 MB", "23457"):
         assert number in said.getvalue(), number

@@ -112,7 +112,7 @@ def test_show_names_each_drafter_and_draws_a_mask_only_where_there_is_one(tmp_pa
         "lookup   400 rounds, 3200 tokens drafted, 1900 accepted (59%)",
         "attn  ",
         "--spec-draft-n-max 16 --spec-ngram-simple-size-n 2",
-        "vllm serve MODEL --speculative-config '{\"method\": \"ngram\",",
+        'vllm serve MODEL --speculative-config \'{"method": "ngram",',
     ):
         assert said in shown
     lookups = tmp_path / "lookup.yaml"

@@ -116,8 +116,7 @@ def test_a_wrong_native_weight_is_found_at_load_and_named_by_its_layer(
     way_out = "leave --quantization out" if quantization else "--engine lean"
     for _ in range(2):  # an error is not stored
         with pytest.raises(
-            ModelError,
-            match=rf"engine native otherwise than by {other}.*after layer 1.*{way_out}",
+            ModelError, match=rf"engine native otherwise than by {other}.*after layer 1.*{way_out}"
         ):
             ss.load_model(
                 str(folder), device="cpu", dtype=dtype, quantization=quantization, engine="native"

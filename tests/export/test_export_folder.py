@@ -257,9 +257,7 @@ def test_of_lookup_and_skip_the_skip_drafter_is_exported_and_the_rest_is_named(
     assert (
         "lookup is left out, since no checkpoint can hold it: draft/README.md says more" in warnings
     )
-    alone = export_draft(
-        profile_for(str(source), "llama", MASK), str(source), tmp_path / "alone"
-    )
+    alone = export_draft(profile_for(str(source), "llama", MASK), str(source), tmp_path / "alone")
     assert not [warning for warning in alone if "is left out" in warning]
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "draft" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()

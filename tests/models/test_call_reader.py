@@ -81,12 +81,7 @@ ANSWERS: list[tuple[str, str, str, Calls]] = [
         "",
         {0: ("f", "{}")},
     ),
-    (
-        "Llama 3",
-        '{"name": "f", "parameters": {}}; {"name": "g',
-        "",
-        {0: ("f", "{}")},
-    ),
+    ("Llama 3", '{"name": "f", "parameters": {}}; {"name": "g', "", {0: ("f", "{}")}),
     ("Hermes and Qwen", '<tool_call>{"name": "g"}</tool_call>', "", {0: ("g", "{}")}),
     (
         "Hermes and Qwen",

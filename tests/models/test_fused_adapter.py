@@ -14,11 +14,7 @@ from models.tiny import FUSED, TINY, Run, adapted, new_hf_model, some_tokens
 from skipsearch.errors import ModelError
 from skipsearch.models import adapt, load_adapter
 from skipsearch.models.families.table import FAMILIES, family_of
-from skipsearch.models.fused.causal_masks import (
-    MAX_CACHED_ROWS,
-    MAX_HIDDEN_KEYS,
-    CausalMaskCache,
-)
+from skipsearch.models.fused.causal_masks import MAX_CACHED_ROWS, MAX_HIDDEN_KEYS, CausalMaskCache
 from skipsearch.models.fused.fused_adapter import FUSABLE, fuse_model, why_not_fusable
 from skipsearch.models.fused.linear import MkldnnLinear, PlainLinear, pack_linear
 from skipsearch.models.kv_cache import Planner

@@ -136,10 +136,7 @@ def reduced() -> Profile:
     """Drafts in fewer bits, with fewer tokens, that skip nothing."""
     measured = speculate().measured
     assert measured is not None
-    reading = {
-        "weights": "int5",
-        "vocabulary": Vocabulary(lowest=4096, tokens="5000 6001-6003"),
-    }
+    reading = {"weights": "int5", "vocabulary": Vocabulary(lowest=4096, tokens="5000 6001-6003")}
     return speculate().model_copy(
         update={
             "drafters": (SKIP.model_copy(update={"attn": (), "mlp": (), **reading}),),

@@ -278,9 +278,7 @@ def test_where_no_task_is_named_and_two_were_measured_chat_or_the_best_measured_
     assert many.measured is not None
     lossless = many.measured.lossless.model_copy(update={"prompts": 64, "identical": 64})
     many = many.model_copy(
-        update={
-            "measured": many.measured.model_copy(update={"prompts": 64, "lossless": lossless})
-        }
+        update={"measured": many.measured.model_copy(update={"prompts": 64, "lossless": lossless})}
     )
     put(tmp_path, few, many)
     found = find_profile(MODEL, MACHINE, folder=tmp_path)

@@ -10,15 +10,7 @@ import pytest
 import yaml
 from helpers.golden import check_golden
 from hypothesis import given, settings
-from profile_samples import (
-    GOLDEN,
-    SAMPLES,
-    choosing,
-    every,
-    mixed,
-    profiles,
-    speculate,
-)
+from profile_samples import GOLDEN, SAMPLES, choosing, every, mixed, profiles, speculate
 
 from skipsearch.core.recipe import DRAFTERS, EXITS
 from skipsearch.drafters.skip.spec import Skip

@@ -40,12 +40,7 @@ CHATS = ("Hello", "a b c a b c", "say it")
 STOP = list("abcdefghijklmnop")  # one of them is written soon
 
 SLOT_BYTES = 5 * 2 * 16 * 8  # layers, keys and values, head dimension, float64
-CROWD = {
-    "positions": 2**20,
-    "max_queue": 256,
-    "prefix_bytes": 10**7,
-    "batch_slots": 2**14,
-}
+CROWD = {"positions": 2**20, "max_queue": 256, "prefix_bytes": 10**7, "batch_slots": 2**14}
 LONGEST = 2 * (13 * 60 + 1 + 24 + 128)  # slots that a cache of the longest text may have
 RUNNING_BYTES = LIMITS.max_num_seqs * 2 * LONGEST * SLOT_BYTES
 SHARED_BYTES = 2 * CROWD["batch_slots"] * SLOT_BYTES  # as large while it grows

@@ -123,12 +123,7 @@ def quiet(server: Running) -> None:
         (ASKED | {"user": "\ud800"}, 200, None, ""),
         (ASKED | {"frequency_penalty": 3}, 400, "frequency_penalty", "frequency_penalty is not"),
         (ASKED | {"min_p": 1.1}, 400, "min_p", "min_p is not"),
-        (
-            ASKED | {"repetition_penalty": 0},
-            400,
-            "repetition_penalty",
-            "repetition_penalty is not",
-        ),
+        (ASKED | {"repetition_penalty": 0}, 400, "repetition_penalty", "repetition_penalty is not"),
         (ASKED | {"max_token": 3}, 400, "max_token", "max_token is no field of this request"),
         (ASKED | {"model": "other"}, 404, "model", "there is no model 'other' here"),
         (ASKED | {"user": "me", "presence_penalty": 0, "logit_bias": {}}, 200, None, ""),
@@ -186,10 +181,7 @@ def test_what_cannot_be_carried_out_gets_its_status_and_a_sentence(
             "a tool has",
         ),
         (
-            {
-                "messages": [{"role": "user", "content": "x"}],
-                "response_format": {"type": "xml"},
-            },
+            {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}},
             "response_format is",
         ),
     ],

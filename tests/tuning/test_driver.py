@@ -678,9 +678,7 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
     assert isinstance(events[-1], CandidateMeasured)
 
 
-def test_a_study_keeps_who_proposed_each_mask_and_the_race(
-    tmp_path: Path,
-) -> None:
+def test_a_study_keeps_who_proposed_each_mask_and_the_race(tmp_path: Path) -> None:
     journal = tmp_path / "search.journal"
     profile = searched(trials=6, searcher="tpe", study=journal)
     assert [t.searcher for t in kept(journal)] == ["sensitivity"] * 5 + ["middle"]

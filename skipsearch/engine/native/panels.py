@@ -16,12 +16,7 @@ from torch import Tensor
 
 from skipsearch.engine.native import structs
 from skipsearch.engine.native.block_formats import BLOCK_FORMATS
-from skipsearch.engine.native.blocks import (
-    CHUNK_WEIGHTS,
-    FORMAT_BY_CODE,
-    FORMAT_OF_BITS,
-    quantize,
-)
+from skipsearch.engine.native.blocks import CHUNK_WEIGHTS, FORMAT_BY_CODE, FORMAT_OF_BITS, quantize
 from skipsearch.engine.native.build import NativeLibrary
 from skipsearch.engine.native.rounded import RoundedMatrix
 from skipsearch.engine.native.structs import DENSE, PANEL_ROWS

@@ -105,10 +105,7 @@ _BY_NAMES = {
     ),
     "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((_GPT4O,)),
     "kimi-k2": PreTokenizer(
-        (
-            r"\p{Han}+|"
-            + _split_by_case(_SHORT + "?", r"\p{N}{1,3}", r"[\r\n]*", r"&&[^\p{Han}]"),
-        )
+        (r"\p{Han}+|" + _split_by_case(_SHORT + "?", r"\p{N}{1,3}", r"[\r\n]*", r"&&[^\p{Han}]"),)
     ),
     "superbpe": PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     "bloom poro-chat gpt3-finnish": PreTokenizer((_WORDS_OF_BLOOM,)),
