@@ -89,6 +89,30 @@ ANSWERS: list[tuple[str, str, str, Calls]] = [
         "",
         {0: ("g", '{"x": 1}')},
     ),
+    *(  # doubled brackets, as Qwen 2.5's template shows them, and too few or too many at the end
+        ("Hermes and Qwen", f"{before}{call}{after}", "", {0: ("f", '{"a": "}}"}')})
+        for before, after in (
+            ("", ""),
+            ("```json\n", "\n```"),
+            ("```", "```"),
+            ("<tools>\n", "\n</tools>"),
+            ("<tool_call>\n", "\n</tool_call>"),
+        )
+        for call in (
+            '{{"name": "f", "arguments": {"a": "}}"}}}',
+            '{{"name": "f", "arguments": {"a": "}}"}}}}',
+            '{{"name": "f", "arguments": {"a": "}}"}}',
+            '{{"name": "f", "arguments": {{"a": "}}"}}}}',
+            '{"name": "f", "arguments": {{"a": "}}"}}}',
+            '{ {"arguments": {"a": "}}"}, "name": "f"} }',
+        )
+    ),
+    (
+        "Hermes and Qwen",
+        '{{"name": "g", "arguments": {}}}\n{{"name": "g", "arguments": {{"x": {{"y": 1}}}}}}\nSo.',
+        "So.",
+        {0: ("g", "{}"), 1: ("g", '{"x": {"y": 1}}')},
+    ),
     # Calls without tags are read if they fit a tool.
     (
         "Hermes and Qwen",
@@ -109,6 +133,10 @@ ANSWERS: list[tuple[str, str, str, Calls]] = [
         for text in (
             '```json\n{"name": "f", "arguments": {"n": 1}}\n```',  # `a` is missing
             '```json\n{"name": "h", "arguments": {}}\n``` is JSON',  # no tool has this name
+            '{{"name": "h", "arguments": {}}} is JSON',
+            '{{"name": "f", "arguments": {"n": 1}}}',
+            '```json\n{{"name": "Ada"}}\n```',
+            "{{ name }} is a template",
             '```json\n{"name": "Ada", "age": 36}\n```',
             '```json\n{"name": "g", "arguments": {"x": ',
             "```python\nprint(1)\n```",
@@ -155,6 +183,13 @@ ANSWERS: list[tuple[str, str, str, Calls]] = [
         '{"name": "g", "parameters": {}}',
         "",
         {0: ("f", "{}"), 1: ("g", "{}")},
+    ),
+    *(
+        ("Llama 3", call, "", {0: ("f", '{"a": 1}')})
+        for call in (
+            '{{"name": "f", "parameters": {"a": 1}}}',
+            '{"name": "f", "parameters": {{"a": 1}}}',
+        )
     ),
     ("Llama 3", 'It is {"name": 1}', 'It is {"name": 1}', {}),
     ("Llama 3", '{"answer": 42}', '{"answer": 42}', {}),

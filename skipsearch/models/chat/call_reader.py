@@ -12,12 +12,15 @@ import regex as re
 
 from skipsearch.models.chat.tool_formats import IDS, NAME, Fields, Tool, ToolFormat, is_text
 
-# The beginning of an object of JSON that may be a call, with its keys in another order.
+# The beginning of an object of JSON that may be a call. Its brackets may be doubled: Qwen 2.5's
+# template shows them so by mistake, and small models imitate it.
+_CHECKED_OBJECT = r'(?:\{\s*)*(?=\{\s*"(?:name|arguments|parameters)"\s*:)'
+# The same, but only with keys in another order or with doubled brackets.
 _OBJECT = (
-    r'(?=\{\s*(?:"(?:arguments|parameters|id|type|index)"\s*:|"name"\s*:\s*"[^"\\\n]*"\s*'
-    r'(?:\}|,\s*"(?!arguments"|parameters")\w+")))'
+    r'(?:(?=\{\s*(?:"(?:arguments|parameters|id|type|index)"\s*:|"name"\s*:\s*"[^"\\\n]*"\s*'
+    r'(?:\}|,\s*"(?!arguments"|parameters")\w+"|,\s*"\w+"\s*:\s*\{\s*\{)))|\{\s*'
+    rf"{_CHECKED_OBJECT})"
 )
-_CHECKED_OBJECT = r'(?=\{\s*"(?:name|arguments|parameters)"\s*:)'
 
 
 @dataclass
@@ -66,7 +69,7 @@ def _compile_patterns(form: ToolFormat) -> _Patterns:
         closing[f"call{i}"] = tuple(filter(None, ends))
         head = _make_tolerant(before)
         if form.fields is None:
-            head += r"\s*(?=\{)"
+            head += r"\s*(?=\{(?!\s*\{))"
         elif form.fields.parts[0]:
             marks = (form.fields.parts[0].split("\n")[0], after.split()[0])
             head += rf"\s*(?={'|'.join(map(re.escape, marks))})"
@@ -74,8 +77,7 @@ def _compile_patterns(form: ToolFormat) -> _Patterns:
         prefix, name, _ = before.partition('{"name"')
         if name and not prefix.endswith("{"):
             starts.append(rf"(?P<object{i}>{_make_tolerant(prefix)}{_OBJECT})")
-            ends = (*after.strip().removeprefix("}").split(), *ends[len(after.split()) :])
-            closing[f"object{i}"] = tuple(filter(None, ends))
+            closing[f"object{i}"] = closing[f"call{i}"]
         either = f"(?:{'|'.join(starts)})"
         if not call.startswith("{"):
             anywhere.append(f"(?:{begin})?{either}" if begin else either)
@@ -86,7 +88,7 @@ def _compile_patterns(form: ToolFormat) -> _Patterns:
     for i, (opening, end) in enumerate(form.fences):
         one = rf"(?P<fence{i}>{_make_tolerant(opening)}\s*{_CHECKED_OBJECT})"
         (anywhere if opening else bare).append(one)
-        closing[f"fence{i}"] = (end,) if end else ()
+        closing[f"fence{i}"] = ("}", end) if end else ("}",)
     if form.dropped:
         anywhere.append(f"(?P<dropped>{form.dropped})")
     never = "(?!)"
@@ -167,13 +169,13 @@ class CallReader:
             if match and match.partial:
                 return None
             if match and self._is_allowed(match):
-                return self._begin(match)
+                return self._begin(match, last)
         search = self._patterns.anywhere.search
         match = search(self._buffer, partial=not last)
         while match and not match.partial and not self._is_allowed(match):
             match = search(self._buffer, match.end(), partial=not last)
         if match and not match.partial:
-            return self._begin(match)
+            return self._begin(match, last)
         content = self._buffer[: match.start()] if match else self._buffer
         if not last:  # white space before a call belongs to the call
             content = content.rstrip()
@@ -196,8 +198,10 @@ class CallReader:
     def _is_allowed(self, match: Any) -> bool:
         return bool(self._schemas) or not match.lastgroup.startswith("fence")
 
-    def _begin(self, match: Any) -> str:
-        """Begin to read what matched. Returns the content before it."""
+    def _begin(self, match: Any, last: bool) -> str | None:
+        """Begin to read what matched. Returns the content before it; None if it needs more text."""
+        if not last and self._buffer[match.end() :].rstrip() == "{":
+            return None  # the bracket may be doubled
         group = next(
             name
             for name in (*self._patterns.closing, "dropped")
@@ -211,7 +215,7 @@ class CallReader:
         closing = self._patterns.closing[group]
         self._is_fenced = group.startswith("fence")
         if self._is_fenced:  # the next call may be in the same fence
-            closing = self._fence_closing = closing or self._fence_closing
+            closing = self._fence_closing = max(closing, self._fence_closing, key=len)
         self._closing, self._object, self._json = list(closing), "", _JSONEnd()
         if not group.startswith("call"):
             self._read = self._read_object
@@ -254,7 +258,7 @@ class CallReader:
         if not is_complete and not last:
             return None
         try:
-            call = json.loads(self._object)
+            call = _parse_object(self._object)
             name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
         except (ValueError, RecursionError, KeyError):
             return self._give_up(self._object)
@@ -323,6 +327,8 @@ class CallReader:
             self._read, self._may_begin = self._read_content, True
             return ""
         text, mark = self._buffer.lstrip(), self._closing[0]
+        if mark == "}":  # small models miscount them
+            text = text.lstrip("} \n")
         if not last and len(text) < len(mark) and mark.startswith(text):
             return None
         self._buffer = text.removeprefix(self._closing.pop(0))
@@ -366,6 +372,18 @@ def _parse_bare_object(body: str, quote: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def _parse_object(text: str) -> Any:
+    """Return the value of JSON whose brackets may be doubled. Raises: ValueError,
+    RecursionError.
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
+        parts[::2] = (re.sub(r"([{}])\s*\1", r"\1", part) for part in parts[::2])
+        return json.loads("".join(parts))
 
 
 class _JSONEnd:

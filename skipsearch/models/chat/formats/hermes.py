@@ -6,8 +6,6 @@ HERMES = ToolFormat(
     "Hermes and Qwen",
     '<tool_call>\n{"name": "$name", "arguments": $arguments}\n</tool_call>',
     template_marks=("<tool_call>",),
-    # The doubled brackets are an error of Qwen 2.5's template.
-    also=('<tool_call>\n{{"name": "$name", "arguments": $arguments}}\n</tool_call>',),
     separator="\n",
     # Small models of Qwen forget the tags.
     fences=(("```json", "```"), ("```", "```"), ("<tools>", "</tools>"), ("", "")),
