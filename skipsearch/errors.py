@@ -14,7 +14,7 @@ Each message names the value, the rule that it broke, and the way out.
     └── ExportError      a draft that has no form in another format, or that cannot be written
 
 Warnings stop nothing: UntrustedCacheWarning, EngineFallbackWarning, UnpackedWeightsWarning,
-TokenizerWarning, SpinningThreads.
+UnusedWeightsWarning, TokenizerWarning, SpinningThreads.
 """
 
 
@@ -78,6 +78,10 @@ class EngineFallbackWarning(UserWarning):
 
 class UnpackedWeightsWarning(UserWarning):
     """Weights of a file have no kernel in their format, so more bytes are read for each token."""
+
+
+class UnusedWeightsWarning(UserWarning):
+    """A folder has weights beside those of the model, such as a value head; they are not used."""
 
 
 class TokenizerWarning(UserWarning):

@@ -16,6 +16,7 @@ from skipsearch.errors import (
     TokenizerWarning,
     UnpackedWeightsWarning,
     UntrustedCacheWarning,
+    UnusedWeightsWarning,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ OWN_WARNINGS = (
     TokenizerWarning,
     UnpackedWeightsWarning,
     UntrustedCacheWarning,
+    UnusedWeightsWarning,
 )
 
 Device = Annotated[

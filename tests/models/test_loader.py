@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from skipsearch.engine import forward
-from skipsearch.errors import ModelError
+from skipsearch.errors import ModelError, UnusedWeightsWarning
 from skipsearch.models import adapt, load_adapter
 from skipsearch.models.chat.chat_text import encode_prompt
 from skipsearch.models.kv_cache import Planner
@@ -442,6 +444,60 @@ def test_weights_that_lack_what_the_config_asks_for_are_refused(folder: Path) ->
     assert (
         "the weights lack model.layers.1.mlp.up_proj.weight of what the config asks for"
         in refusal(folder)
+    )
+
+
+def add_weights(folder: Path, **weights: torch.Tensor) -> None:
+    """Add tensors to a folder's weights, or replace them; a name has __ for a dot."""
+    path = folder / "model.safetensors"
+    named = {name.replace("__", "."): weight for name, weight in weights.items()}
+    save_file({**load_file(path), **named}, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "name", ["layers__0__self_attn__q_norm__weight", "layers__3__mlp__up_proj__weight", "norm__bias"]
+)
+def test_a_weight_that_would_change_the_model_is_not_dropped(folder: Path, name: str) -> None:
+    add_weights(folder, **{f"model__{name}": torch.ones(32)})
+    assert refusal(folder) == (
+        f"{folder}: the weights hold model.{name.replace('__', '.')}, which is no part of the model "
+        "that config.json describes: config.json and weights belong to two models, download both "
+        "again"
+    )
+
+
+@pytest.mark.parametrize("name", ["v_head__summary__weight", "model__visual__patch_embed__weight"])
+def test_a_warning_names_weights_beside_the_model(folder: Path, name: str) -> None:
+    add_weights(folder, **{name: torch.ones(1, 32), "z_head": torch.ones(1)})
+    with pytest.warns(UnusedWeightsWarning, match=f"{name.replace('__', '.')} and 1 more"):
+        load_adapter(str(folder), device="cpu")
+
+
+def test_tables_that_are_computed_may_be_stored(tmp_path: Path) -> None:
+    folder = tmp_path / "tied"
+    model = new_hf_model("llama-tied").to(torch.float32)
+    model.save_pretrained(folder)
+    layer = "model__layers__0__self_attn__"
+    add_weights(
+        folder,
+        lm_head__weight=model.get_input_embeddings().weight.clone(),
+        **{f"{layer}rotary_emb__inv_freq": torch.ones(4), f"{layer}masked_bias": torch.ones(1)},
+        **{f"{layer}attention__bias": torch.ones(1, 1, 8, 8, dtype=torch.bool)},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnusedWeightsWarning)
+        load_adapter(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int8", "bool", "complex64"])
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_a_weight_that_is_no_float_is_refused(folder: Path, dtype: str, suffix: str) -> None:
+    add_weights(folder, model__norm__weight=torch.ones(32, dtype=getattr(torch, dtype)))
+    if suffix == "bin":
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    assert re.search(
+        rf"model.norm.weight is stored as {dtype[0]}\w+, and weights are floats", refusal(folder)
     )
 
 

@@ -17,16 +17,20 @@ from skipsearch.models.third_party import first_line_of, silence_transformers
 # Values that the files may lack: computed tables, which are not stored, and small differences,
 # which loading reports in detail.
 SLACK_VALUES = 10_000_000
+# Tables that are computed now, and that old files store.
+COMPUTED_TENSOR = re.compile(
+    r"(inv_freq|(cos|sin)_cached|(attn|attention)\.(bias|masked_bias|causal_mask))$"
+)
 MISMATCH_HINT = "config.json and weights belong to two models, download both again"
 
 
 def check_config_matches_weights(
     name: str, config: Any, family: Family, stored: Sequence[StoredTensor], quantized: bool
 ) -> None:
-    """Raise ModelError if layers are not stored, or if the model is far larger than its files.
+    """Raise ModelError if layers are not stored, if the model is far larger than its files, so that
+    it would fill the memory, or if its weights are stored as whole numbers.
 
-    Such a model would fill the memory. quantized: the files hold packed weights, each of at least
-    one bit.
+    quantized: the files hold packed weights, each of at least one bit.
     """
     numbers = [
         int(n) for tensor in stored for n in re.findall(r"(?<=\.)\d{1,9}(?=\.)", f".{tensor.name}.")
@@ -45,16 +49,36 @@ def check_config_matches_weights(
         if quantized
         else 2 * n_stored
     )
-    n_values = _count_values(name, config, family)
+    tables = _list_tables(name, config, family)
+    n_values = sum(table.numel() for table in tables.values())
     if n_values > max_values + SLACK_VALUES:
         raise ModelError(
             f"{name}: config.json asks for {n_values:,} weights and the files hold {n_stored:,}: "
             f"{MISMATCH_HINT}"
         )
+    if not quantized:
+        _reject_whole_numbers(name, stored, tables)
 
 
-def _count_values(name: str, config: Any, family: Family) -> int:
-    """Return the number of values in the model's weights and tables.
+def _reject_whole_numbers(
+    name: str, stored: Sequence[StoredTensor], tables: dict[str, torch.Tensor]
+) -> None:
+    """Raise ModelError if a weight is stored in a format that is no float's.
+
+    transformers renames weights while it loads them, so the last part of a name counts.
+    """
+    whole = {key.rpartition(".")[2] for key, table in tables.items() if not table.is_floating_point()}
+    for tensor in stored:
+        is_table = tensor.name.rpartition(".")[2] in whole or COMPUTED_TENSOR.search(tensor.name)
+        if not tensor.is_float and not is_table:
+            raise ModelError(
+                f"{name}: {tensor.name} is stored as {tensor.number_format}, and weights are floats "
+                "unless config.json names a quantization: take the files of the original model"
+            )
+
+
+def _list_tables(name: str, config: Any, family: Family) -> dict[str, torch.Tensor]:
+    """Return the model's weights and tables by name, without memory.
 
     The model is built on the meta device, which also tests whether it can be built."""
     from transformers import AutoModelForCausalLM
@@ -71,7 +95,7 @@ def _count_values(name: str, config: Any, family: Family) -> int:
                 attn_implementation=family.attn_implementation,
                 trust_remote_code=False,
             )
-        return sum(table.numel() for table in (*model.parameters(), *model.buffers()))
+        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
     except Exception as error:  # any error of a family's own code for inconsistent numbers
         raise ModelError(
             f"{name}: its config.json cannot be used ({first_line_of(error)}); take the original "

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from skipsearch.errors import ModelError
+from skipsearch.errors import ModelError, UnusedWeightsWarning
 from skipsearch.models.families.table import Family
-from skipsearch.models.loading.config_check import MISMATCH_HINT
+from skipsearch.models.loading.config_check import COMPUTED_TENSOR, MISMATCH_HINT
 from skipsearch.models.loading.placement import Placement, reject_offload
+from skipsearch.models.loading.shipped_heads import can_load_head, has_head_tensors
 from skipsearch.models.third_party import first_line_of, panics_as_errors, silence_transformers
 
 
@@ -70,6 +72,7 @@ def read_weights(
         )
         raise ModelError(f"{name} cannot be loaded ({first_line_of(error)}); {way_out}") from None
     _reject_mismatched_weights(name, report)
+    _report_unused_weights(name, model, sorted(map(str, report.get("unexpected_keys", ()))))
     if placement.multi_gpu:
         reject_offload(name, model.hf_device_map)
     return model.eval().requires_grad_(False)
@@ -89,6 +92,40 @@ def _reject_mismatched_weights(name: str, report: Any) -> None:
         raise ModelError(
             f"{name}: the weights lack {missing[0]}{more} of what the config asks for: "
             f"{MISMATCH_HINT}"
+        )
+
+
+def _report_unused_weights(name: str, model: Any, keys: list[str]) -> None:
+    """Raise ModelError if a weight was dropped that belongs to a part that the model has, since it
+    would change the text; warn of others, such as a value head.
+
+    keys: of weights for which transformers has no place. A draft head has a reader of its own, and
+    a quantizer may store more than it reads.
+    """
+    n_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    can_load = can_load_head(model.config.model_type)
+    unused = [
+        key
+        for key in keys
+        if not COMPUTED_TENSOR.search(key) and not (can_load and has_head_tensors([key], n_layers))
+    ]
+    is_quantized = getattr(model.config, "quantization_config", None) is not None
+    modules = {} if is_quantized else dict(model.named_modules())
+    parts = set(modules) - {"", model.base_model_prefix}
+    for key in unused:
+        names = key.split(".")
+        if any(".".join(names[:n]) in parts for n in range(1, len(names))):
+            raise ModelError(
+                f"{name}: the weights hold {key}, which is no part of the model that config.json "
+                f"describes: {MISMATCH_HINT}"
+            )
+    if unused:
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        warnings.warn(
+            f"{name}: the weights hold {unused[0]}{more}, of which the model has no part, and it "
+            "is loaded without: check that its text does not need them",
+            UnusedWeightsWarning,
+            stacklevel=2,
         )
 
 

@@ -37,10 +37,15 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]
     bytes_per_value: int | None  # None for a float, which is converted to the requested dtype
+    number_format: str = "float"  # such as bf16 or i32, in the words of its file
 
     @property
     def n_values(self) -> int:
         return prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return self.number_format.startswith(("f", "bf"))
 
 
 def read_config(folder: Path, name: str) -> dict[str, Any]:
@@ -133,6 +138,7 @@ def _read_safetensors(path: Path) -> list[StoredTensor]:
             name,
             tuple(entry.get_shape()),
             None if (dtype := entry.get_dtype()) in FLOAT_BYTES else OTHER_BYTES.get(dtype, 1),
+            dtype.lower(),
         )
         for name, entry in slices.items()
     ]
@@ -166,9 +172,9 @@ def _read_pickle_tensors(path: Path) -> Iterator[StoredTensor]:
     ):
         raise ModelError(f"{path} holds no table of weights: take the file of the original model")
     for name, weight in state_dict.items():
-        yield StoredTensor(
-            str(name), tuple(weight.shape), None if weight.is_floating_point() else weight.itemsize
-        )
+        n_bytes = None if weight.is_floating_point() else weight.itemsize
+        number_format = str(weight.dtype).removeprefix("torch.")
+        yield StoredTensor(str(name), tuple(weight.shape), n_bytes, number_format)
 
 
 def hash_weight_files(files: list[Path]) -> str:
