@@ -81,7 +81,7 @@ class UnpackedWeightsWarning(UserWarning):
 
 
 class UnusedWeightsWarning(UserWarning):
-    """A folder has weights beside those of the model, such as a value head; they are not used."""
+    """A folder has weights besides those of the model, such as a value head; they are not used."""
 
 
 class TokenizerWarning(UserWarning):

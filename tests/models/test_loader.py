@@ -362,7 +362,7 @@ def test_damaged_weights_are_found_before_they_are_read(folder: Path) -> None:
     weights.write_bytes(whole[:-100])
     assert refusal(folder) == (
         f"{weights} is cut short or damaged ({len(whole) - 100} bytes): delete it and download it "
-        "again"
+        "both again"
     )
     for broken, sentence in (
         (whole[:5], "is cut short or damaged (5 bytes)"),
@@ -455,14 +455,15 @@ def add_weights(folder: Path, **weights: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["layers__0__self_attn__q_norm__weight", "layers__3__mlp__up_proj__weight", "norm__bias"]
+    "name",
+    ["layers__0__self_attn__q_norm__weight", "layers__3__mlp__up_proj__weight", "norm__bias"],
 )
 def test_a_weight_that_would_change_the_model_is_not_dropped(folder: Path, name: str) -> None:
     add_weights(folder, **{f"model__{name}": torch.ones(32)})
     assert refusal(folder) == (
-        f"{folder}: the weights hold model.{name.replace('__', '.')}, which is no part of the model "
-        "that config.json describes: config.json and weights belong to two models, download both "
-        "again"
+        f"{folder}: the weights hold model.{name.replace('__', '.')}, which is no part of the "
+        "model that config.json describes: config.json and weights belong to two models, download "
+        "both again"
     )
 
 

@@ -67,13 +67,15 @@ def _reject_whole_numbers(
 
     transformers renames weights while it loads them, so the last part of a name counts.
     """
-    whole = {key.rpartition(".")[2] for key, table in tables.items() if not table.is_floating_point()}
+    whole = {
+        key.rpartition(".")[2] for key, table in tables.items() if not table.is_floating_point()
+    }
     for tensor in stored:
         is_table = tensor.name.rpartition(".")[2] in whole or COMPUTED_TENSOR.search(tensor.name)
         if not tensor.is_float and not is_table:
             raise ModelError(
-                f"{name}: {tensor.name} is stored as {tensor.number_format}, and weights are floats "
-                "unless config.json names a quantization: take the files of the original model"
+                f"{name}: {tensor.name} is stored as {tensor.number_format}, and weights are "
+                "floats unless config.json names a quantization: take the original model's files"
             )
 
 
