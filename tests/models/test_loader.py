@@ -362,7 +362,7 @@ def test_damaged_weights_are_found_before_they_are_read(folder: Path) -> None:
     weights.write_bytes(whole[:-100])
     assert refusal(folder) == (
         f"{weights} is cut short or damaged ({len(whole) - 100} bytes): delete it and download it "
-        "both again"
+        "again"
     )
     for broken, sentence in (
         (whole[:5], "is cut short or damaged (5 bytes)"),
