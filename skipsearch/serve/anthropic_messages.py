@@ -81,8 +81,9 @@ def _translate(data: dict[str, Any]) -> dict[str, Any]:
         "tools": [_read_tool(tool) for tool in read_list(data.pop("tools", None), "tools")],
         "tool_choice": _read_choice(choice),
     }
-    if choice.get("disable_parallel_tool_use"):
-        fields["parallel_tool_calls"] = False
+    disabled = choice.get("disable_parallel_tool_use")
+    if disabled is not None:
+        fields["parallel_tool_calls"] = not disabled if isinstance(disabled, bool) else disabled
     config = read_options(data, "output_config")
     if config.get("format") is not None:
         fields["response_format"] = config["format"]

@@ -362,6 +362,14 @@ class Service:
             if thinking is not None:  # the constraint begins after it
                 answer = before.rpartition(thinking.form.end)[2]
                 before = "" if thinking.is_open else answer.lstrip()
+            if use is not None and use.required and before.strip():
+                raise APIError(
+                    400,
+                    "tool_choice asks for a call, and the last message is a text of the "
+                    "assistant, which the answer continues: end the conversation with another "
+                    "role, or set add_generation_prompt to true",
+                    "tool_choice",
+                )
             return [TokenizedPrompt(ids, "", tool_format, thinking, constraint, before)]
         assert isinstance(request, CompletionRequest)
         prompts, constraint = [], self._compile(request.constraint, "response_format")

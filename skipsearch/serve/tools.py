@@ -95,13 +95,15 @@ def read_tools(tools: Sequence[Any], choice: Any, parallel: bool | None) -> Tool
     use = ToolUse(tuple(tools), parallel=parallel is not False)
     if choice in (None, "auto", "none"):
         return None if choice == "none" or not tools else use
+    # A model that has to call may not find an end, so it makes several calls only if asked to.
+    use = replace(use, required=True, parallel=parallel is True)
     if choice == "required" and names:
-        return replace(use, required=True)
+        return use
     if isinstance(choice, dict) and choice.get("type") == "function":
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
         if isinstance(name, str) and name in names:
-            return replace(use, required=True, only=name)
+            return replace(use, only=name)
     raise APIError(
         400,
         f'tool_choice is {json.dumps(choice)[:80]}; it is "auto", "none", or, with tools, '

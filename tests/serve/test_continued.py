@@ -15,7 +15,7 @@ from skipsearch.models.chat.thinking import detect_thinking
 from skipsearch.serve.app import build_app
 from skipsearch.serve.service import Service
 
-from .test_structured import SCHEMA, make_service
+from .test_structured import SCHEMA, TOOLS, make_service
 
 __all__ = ["one_thread"]
 # Its messages have an end, and it trims them, as many do.
@@ -126,6 +126,19 @@ def test_a_beginning_that_the_constraint_excludes_is_refused_by_name(client: Tes
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "messages")
     assert "def main(" in error["message"]
+
+
+@pytest.mark.parametrize("begun", ["I look.", '<tool_call>\n{"name": "st'])
+def test_a_required_call_is_no_continuation(client: TestClient, begun: str) -> None:
+    said = {"role": "assistant", "content": begun}
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 80}
+    error = ask(client, USER, said, **asked).json()["error"]
+    assert error["param"] == "tool_choice"
+    assert "add_generation_prompt" in error["message"]
+    for more in ({}, {"add_generation_prompt": True}):
+        last = said if more else said | {"content": ""}
+        answer = ask(client, USER, last, **asked, **more)
+        assert answer.json()["choices"][0]["message"]["tool_calls"]
 
 
 def test_a_complete_message_is_continued_with_nothing(client: TestClient) -> None:

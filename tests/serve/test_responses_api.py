@@ -173,7 +173,7 @@ def test_a_forced_call_and_its_result(client: OpenAI) -> None:
 
 def test_several_calls_are_items_of_their_own(client: OpenAI) -> None:
     asked = {"tools": TOOLS, "tool_choice": "required", "max_output_tokens": 200}
-    events = stream(client, **asked)
+    events = stream(client, **asked, parallel_tool_calls=True)
     added = [e for e in events if e.type == "response.output_item.added"]
     done = [e for e in events if e.type == "response.output_item.done"]
     assert len(added) > 1

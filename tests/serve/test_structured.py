@@ -197,6 +197,19 @@ def test_required_lets_the_model_choose_the_tool(client: TestClient) -> None:
     assert call["function"]["name"] in ("open_file", "stop")
 
 
+@pytest.mark.parametrize("several", [None, False, True])
+def test_a_required_answer_is_one_call_unless_several_are_asked_for(
+    client: TestClient, several: bool | None
+) -> None:
+    """The end of the text is made unlikely, as it is in models that repeat calls."""
+    end = make_service().model.spec.eos_token_ids[0]
+    asked = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": several}
+    found = ask(client, **asked, logit_bias={str(end): -100}).json()
+    n_calls = len(found["choices"][0]["message"]["tool_calls"])
+    assert (n_calls == 1) == (not several)
+    assert (found["usage"]["completion_tokens"] == 80) == bool(several)
+
+
 @pytest.mark.parametrize("fixture", ["client", "marked_client"])
 def test_with_auto_the_answer_may_be_text(request: pytest.FixtureRequest, fixture: str) -> None:
     client: TestClient = request.getfixturevalue(fixture)
