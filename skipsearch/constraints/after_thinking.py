@@ -7,7 +7,8 @@ to know where it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -34,11 +35,11 @@ def begin_after_thinking(
     end_id = ids.get(constraint.end)
     others = [i for i in ids.values() if i not in eos_ids and i != end_id]
     thought = f"{'(TEXT other)*' if others else ''} (end {'' if end_id is None else '| TEXT mark'})"
-    start = f"{thought} SPACE @answer"
+    thought += f" SPACE {_quote(constraint.between, ids)}"
     if constraint.begin is not None:
-        begin_id = ids.get(constraint.begin)
-        token = "" if begin_id is None else f"| <[{begin_id}]>"
-        start = f"(({json.dumps(constraint.begin)} {token}) {thought} SPACE)? @answer"
+        begin = f"({json.dumps(constraint.begin)} | {_quote(constraint.begin, ids)})"
+        thought = f"({begin} {thought})?"
+    start = f"{thought} {_quote(constraint.head, ids)} @answer"
     rules = [
         f"start: {start}",
         f"end[lazy]: TEXT {json.dumps(constraint.end)}",
@@ -54,6 +55,14 @@ def begin_after_thinking(
     )
     whole = {"lark_grammar": "\n".join(rules)}
     return json.dumps({"grammars": [whole, {**answer, "name": "answer"}]})
+
+
+def _quote(text: str, ids: Mapping[str, int]) -> str:
+    """Return a text as a grammar names it: added tokens by their ids, the rest in quotes."""
+    parts = re.split(f"({'|'.join(map(re.escape, ids))})", text) if ids else [text]
+    return " ".join(
+        f"<[{ids[part]}]>" if part in ids else json.dumps(part) for part in filter(None, parts)
+    )
 
 
 def _write_ranges(ids: Iterable[int]) -> str:

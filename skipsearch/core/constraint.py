@@ -94,12 +94,15 @@ class Constraint(FrozenModel):
 class ConstraintAfterThinking(Constraint):
     """The shape of the answer of a model that thinks first.
 
-    The text is the thinking, the mark of its end, at most four white spaces, and the answer.
+    The text is the thinking, the mark of its end, at most four white spaces, `between`, `head` and
+    the answer. A text without thinking is `head` and the answer.
     """
 
     begin: str | None = None  # the mark that begins the thinking; without it the answer is at once
     # None: the text begins inside the thinking.
     end: str
+    between: str = ""
+    head: str = ""
 
     __hash__ = Constraint.__hash__
 

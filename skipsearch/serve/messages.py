@@ -117,6 +117,8 @@ class Message(RequestPart):
             turn["tool_calls"] = read_calls(self.tool_calls)
         if self._thought:
             turn |= {"content": text or "", "reasoning_content": self._thought}
+            if self.tool_calls and not text:  # the template of gpt-oss takes one of the two
+                turn["thinking"] = self._thought
         if self.role == "tool":
             more = {"tool_call_id": self.tool_call_id, "name": (self.model_extra or {}).get("name")}
             turn |= {name: value for name, value in more.items() if isinstance(value, str)}

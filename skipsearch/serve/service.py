@@ -90,7 +90,7 @@ class ActiveRequest:
                     hide_tokens=echo_only,
                     thinking=None if prompt.thinking is None else ThinkingReader(prompt.thinking),
                     calls=None
-                    if use is None
+                    if use is None and not prompt.tool_format.dropped
                     else service.make_call_reader(use, prompt.tool_format),
                 )
                 request = Request(
@@ -314,15 +314,20 @@ class Service:
         """Compile a constraint, which begins after the thinking."""
         if constraint is not None:
             spec = self.model.spec
-            constraint = constraint if thinking is None else thinking.delay(constraint)
+            if thinking is not None:
+                constraint = thinking.delay(constraint, may_call=field == "tools")
             try:
                 compile_constraint(constraint, self.tokenizer, spec.vocab_size, spec.eos_token_ids)
             except SkipSearchError as error:
                 raise APIError(400, str(error), field) from None
         return constraint
 
-    def make_call_reader(self, use: ToolUse, form: ToolFormat) -> CallReader | SchemaCallReader:
-        """Return the reader of the calls in one answer."""
+    def make_call_reader(
+        self, use: ToolUse | None, form: ToolFormat
+    ) -> CallReader | SchemaCallReader:
+        """Return the reader of the calls in one answer; without tools it drops them."""
+        if use is None:
+            return CallReader(form, max_calls=0)
         max_calls = None if use.parallel else 1
         if has_own_reader(self.tokenizer):
             return SchemaCallReader(self.tokenizer, max_calls, use.called_tools)
@@ -333,7 +338,9 @@ class Service:
         if use is not None and has_own_reader(self.tokenizer):
             return tuple(token.content for token in self.tokenizer.added_tokens_decoder.values())
         marks = () if prompt.thinking is None else prompt.thinking.form.marks
-        return (*marks, *(() if use is None else prompt.tool_format.find_marks(self.tokenizer)))
+        form = prompt.tool_format
+        has_reader = use is not None or form.dropped
+        return (*marks, *(form.find_marks(self.tokenizer) if has_reader else ()))
 
     def _tokenize_prompts(self, request: BaseRequest) -> list[TokenizedPrompt]:
         """Return the prompts of a request as token ids. Raises: APIError 400."""

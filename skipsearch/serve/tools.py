@@ -228,7 +228,7 @@ def render_prompt_ids(
         turn["role"] == "tool" or "tool_calls" in turn for turn in turns
     )
     if not with_tools:
-        return encode(turns), HERMES
+        return encode(turns), detect_tool_format(get_chat_template(tokenizer) or "") or HERMES
     has_text = any(
         isinstance(call["function"]["arguments"], str)
         for turn in turns

@@ -12,6 +12,7 @@ from helpers.marked_tokenizer import add_marks
 from skipsearch.constraints import Matcher, compile_constraint
 from skipsearch.core.constraint import Constraint, ConstraintAfterThinking
 from skipsearch.engine import load_model
+from skipsearch.models.chat.thinking import THINKING_FORMATS, ThinkingStart
 
 MARKS = ("<think>", "</think>")
 VOCAB, EOS = 4096, 0
@@ -106,6 +107,34 @@ def test_rolling_back_over_the_end_of_the_thinking(n: int) -> None:
 def test_every_kind_of_constraint_may_follow(kind: dict[str, Any], answer: str) -> None:
     tokens = [*encode(f"so</think>\n{answer}", True), EOS]
     assert start(True, None, **kind).count_legal(tokens) == len(tokens)
+
+
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_legal"),
+    [
+        (
+            "<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+            "<|channel|>final<|message|>yes",
+            True,
+        ),
+        ("<|channel|>final<|message|>yes", True),
+        ("<|channel|>analysis<|message|>So.<|end|>yes", False),
+        ("<|channel|>final<|message|>maybe", False),
+        ("yes", False),
+    ],
+)
+@pytest.mark.parametrize("marks", [HARMONY, ("<unused>",)], ids=["tokens", "text"])
+def test_an_answer_has_the_head_of_its_channel(
+    marks: tuple[str, ...], text: str, is_legal: bool
+) -> None:
+    own = add_marks(load_model("demo", engine="hf").tokenizer, marks)
+    constraint = ThinkingStart(THINKING_FORMATS[-1]).delay(Constraint(**ANSWER))
+    matcher = compile_constraint(constraint, own, VOCAB, (EOS,)).new_matcher()
+    tokens = [*own(text, add_special_tokens=False).input_ids, EOS]
+    assert (matcher.count_legal(tokens) == len(tokens)) == is_legal
 
 
 def test_constraints_that_differ_in_their_thinking_are_not_equal() -> None:

@@ -63,7 +63,8 @@ def test_thinking_and_answer_do_not_depend_on_the_parts(
         ("<think> </think>", "hello<think>\n", (True, False)),
         ("<think> </think>", "<think>\n\n</think>\n\n", (False, True)),
         ("[THINK] [/THINK]", "<think>", (False, False)),
-        ("no marks", "<think>", None),
+        ("<|channel|>analysis<|message|>", "<|start|>assistant", (False, False)),
+        ("no marks but <|end|>", "<think>", None),
     ],
 )
 def test_the_end_of_the_prompt_says_whether_the_model_thinks_already(
@@ -78,6 +79,36 @@ def test_the_end_of_the_prompt_says_whether_the_model_thinks_already(
 
     start = detect_thinking(Tokenizer(), template, [ord(c) for c in prompt])
     assert (None if start is None else (start.is_open, start.is_over)) == expected
+
+
+HARMONY = THINKING_FORMATS[-1]
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "answer"),
+    [
+        (f"<|channel|>analysis<|message|>So.<|end|>{FINAL}Yes", "So.", f"{FINAL}Yes"),
+        (
+            "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>analysis"
+            f"<|message|>Or not.<|end|>{FINAL}Yes",
+            "So.\nOr not.",
+            f"{FINAL}Yes",
+        ),
+        ("<|channel|>analysis<|message|>So <|e", "So <|e", ""),
+        ("<|channel|>final<|message|>Yes", "", "<|channel|>final<|message|>Yes"),
+        ("<|channel|>analysis<|message|>So.<|end|><|start|>assist", "So.", "<|start|>assist"),
+    ],
+)
+def test_thinking_in_a_channel_may_go_on_in_another_message(
+    text: str, thought: str, answer: str
+) -> None:
+    for size in range(1, len(text) + 1):
+        reader, read = ThinkingReader(ThinkingStart(HARMONY)), ("", "")
+        for at in range(0, len(text), size):
+            added = reader.feed(text[at : at + size], last=at + size >= len(text))
+            read = read[0] + added[0], read[1] + added[1]
+        assert read == (thought, answer)
 
 
 def test_marks_that_are_tokens_need_no_template() -> None:

@@ -178,6 +178,95 @@ def test_thinking_has_a_field_of_its_own(
     assert n_reasoning == len(encoded.input_ids) + n_end
 
 
+# The marks and channels are those of gpt-oss' own template.
+HARMONY_TEMPLATE = (
+    "{% if tools %}namespace functions {{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{% if m.role != 'assistant' %}"
+    "<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% elif m.tool_calls %}"
+    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>"
+    "{% endif %}<|start|>assistant to={{ 'functions.' + m.tool_calls[0].function.name }}"
+    "<|channel|>commentary json<|message|>{{ m.tool_calls[0].function.arguments | tojson }}"
+    "<|call|>{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
+ANALYSIS = "<|channel|>analysis<|message|>It is a sum.<|end|><|start|>assistant"
+CALL = 'to=functions.look_up <|constrain|>json<|message|>{"word": "sum"}<|call|>'
+
+
+@pytest.fixture(scope="module")
+def harmony() -> Iterator[tuple[Scripted, TestClient]]:
+    model = copy(load_model("demo", engine="lean"))
+    model.tokenizer = add_marks(model.tokenizer, HARMONY_MARKS)
+    model.tokenizer.chat_template = HARMONY_TEMPLATE
+    decoder = Scripted(model)
+    with TestClient(build_app(Service(decoder, APIKeys([]), LIMITS, "tiny"))) as client:
+        yield decoder, client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("has_tools", [False, True])
+@pytest.mark.parametrize(
+    ("script", "thought", "content", "is_call"),
+    [
+        (ANALYSIS + "<|channel|>final<|message|>It is 4.", "It is a sum.", "It is 4.", False),
+        ("<|channel|>final<|message|>It is 4.", "", "It is 4.", False),
+        (f"{ANALYSIS}<|channel|>commentary {CALL}", "It is a sum.", None, True),
+        (
+            f"{ANALYSIS}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+            f"<|channel|>commentary {CALL}",
+            "It is a sum.",
+            "I look.",
+            True,
+        ),
+        ("<|channel|>analysis<|message|>It goes on", "It goes on", None, False),
+        (ANALYSIS + ANALYSIS, "It is a sum.\nIt is a sum.", None, False),
+    ],
+    ids=["final", "no analysis", "call", "preamble", "cut", "two analyses"],
+)
+def test_channels_of_gpt_oss_are_thinking_content_and_calls(
+    harmony: Any,
+    script: str,
+    thought: str,
+    content: str | None,
+    is_call: bool,
+    has_tools: bool,
+    stream: bool,
+) -> None:
+    decoder, client = harmony
+    decoder.script = script
+    fields: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "look_up"}}]}
+    fields = fields if has_tools else {}
+    if stream:
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    answer = ask(client, max_tokens=100, **fields)
+    *texts, usage = read(answer, stream)
+    assert texts == [thought, content]
+    assert ('"name": "look_up"' in answer.text) == (is_call and has_tools)
+    n_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    ended = (
+        script.rpartition("<|end|>")[0] if content != "I look." else ANALYSIS.split("<|end|>")[0]
+    )
+    encoded = decoder.model.tokenizer(ended + "<|end|>", add_special_tokens=False).input_ids
+    n_cut = len(decoder.model.tokenizer(script, add_special_tokens=False).input_ids) + 1
+    assert n_reasoning == (0 if not thought else len(encoded) if "<|end|>" in script else n_cut)
+
+
+def test_earlier_thinking_of_gpt_oss_is_given_with_its_call(harmony: Any) -> None:
+    decoder, client = harmony
+    decoder.script = "<|channel|>final<|message|>Yes"
+    user = {"role": "user", "content": "say it"}
+    call = {"id": "1", "function": {"name": "look_up", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "1", "content": "4"}
+    counts = [
+        ask(
+            client, messages=[user, {"role": "assistant", "tool_calls": [call], **more}, result]
+        ).json()["usage"]["prompt_tokens"]
+        for more in ({}, {"reasoning_content": "so"})
+    ]
+    assert counts[1] > counts[0]
+
+
 def test_the_responses_api_has_the_thinking_as_an_item_of_its_own(thinking: Any) -> None:
     decoder, client, form = thinking
     decoder.script = f"{form.begin}so it is{form.end}Yes"

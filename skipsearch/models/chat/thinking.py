@@ -14,10 +14,16 @@ MAX_MARK_TOKENS = 32  # at the end of a prompt, white space after the mark inclu
 
 @dataclass(frozen=True)
 class ThinkingFormat:
-    """The marks of one form of thinking."""
+    """The marks of one form of thinking.
+
+    between: after the end of the thinking, before more thinking or the answer. head: before an
+    answer that is no call of a tool.
+    """
 
     begin: str
     end: str
+    between: str = ""
+    head: str = ""
 
     @property
     def marks(self) -> tuple[str, str]:
@@ -31,6 +37,12 @@ THINKING_FORMATS = (
     ThinkingFormat("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
     ThinkingFormat("<seed:think>", "</seed:think>"),  # Seed-OSS
     ThinkingFormat("<thought>", "</thought>"),  # EXAONE Deep
+    ThinkingFormat(  # gpt-oss
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        "<|start|>assistant",
+        "<|channel|>final<|message|>",
+    ),
 )
 
 
@@ -46,13 +58,21 @@ class ThinkingStart:
     is_open: bool = False
     is_over: bool = False
 
-    def delay(self, constraint: Constraint) -> Constraint:
-        """Return the constraint of the whole text whose answer has the given one."""
+    def delay(self, constraint: Constraint, may_call: bool = False) -> Constraint:
+        """Return the constraint of the whole text whose answer has the given one.
+
+        may_call: the constraint has the marks of calls of tools.
+        """
         if self.is_over:
             return constraint
-        begin = None if self.is_open else self.form.begin
-        kind = {constraint.kind: getattr(constraint, constraint.kind)}
-        return ConstraintAfterThinking(**kind, begin=begin, end=self.form.end)
+        form = self.form
+        return ConstraintAfterThinking(
+            **{constraint.kind: getattr(constraint, constraint.kind)},
+            begin=None if self.is_open else form.begin,
+            end=form.end,
+            between=form.between,
+            head="" if may_call else form.head,
+        )
 
 
 def detect_thinking(
@@ -65,7 +85,16 @@ def detect_thinking(
     """
     own_tokens = tokenizer.get_added_vocab()
     form = next(
-        (form for form in THINKING_FORMATS if form.end in template or form.end in own_tokens), None
+        (
+            form
+            for form in THINKING_FORMATS  # other models have the end of gpt-oss, too
+            if (
+                form.begin in template
+                if form.head
+                else form.end in template or form.end in own_tokens
+            )
+        ),
+        None,
     )
     if form is None:
         return None
@@ -79,8 +108,8 @@ def detect_thinking(
 class ThinkingReader:
     """Separates the thinking from the answer, while both grow.
 
-    Thinking begins only where the answer begins, so an answer may speak of the marks. White space
-    next to the marks is dropped.
+    Thinking begins only where the answer begins, so an answer may speak of the marks. In a form
+    with a text `between`, more thinking may follow. White space next to the marks is dropped.
     """
 
     def __init__(self, start: ThinkingStart):
@@ -90,6 +119,7 @@ class ThinkingReader:
         self._drop_space = start.is_open  # nothing but white space since the last mark
         self.is_thinking = start.is_open
         self.has_thought = start.is_open
+        self._n_ended = 0  # times that the thinking has ended
 
     @property
     def may_think(self) -> bool:
@@ -103,8 +133,11 @@ class ThinkingReader:
         """
         if self.is_thinking or not self.has_thought:
             return len(tokens) * self.is_thinking
+        end, n_ended = self._form.end, self._n_ended
         return bisect_left(
-            range(len(tokens)), True, key=lambda n: self._form.end in tokenizer.decode(tokens[:n])
+            range(len(tokens)),
+            True,
+            key=lambda n: tokenizer.decode(tokens[:n]).count(end) >= n_ended,
         )
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
@@ -113,16 +146,22 @@ class ThinkingReader:
         last: the text ends here.
         """
         self._buffer += text
-        if self._may_begin and not self._read_begin(last):
-            return "", ""
-        thought = self._read_thought(last) if self.is_thinking else ""
-        if self.is_thinking:
-            return thought, ""
+        thought = ""
+        while self.may_think:
+            if not self._may_begin:
+                thought += self._read_thought(last)
+                if self.is_thinking:
+                    return thought, ""
+            elif not self._read_begin(last):
+                return thought, ""
+            elif self.is_thinking and self._n_ended:
+                thought += "\n"
         return thought, self._take(len(self._buffer))
 
     def _read_begin(self, last: bool) -> bool:
         """Move past the mark of the beginning. Returns False if it may still be incomplete."""
         text, begin = self._buffer.lstrip(), self._form.begin
+        begin = self._form.between + begin if self._n_ended else begin
         if not last and len(text) < len(begin) and begin.startswith(text):
             return False
         self._may_begin = False
@@ -138,6 +177,8 @@ class ThinkingReader:
             self._buffer = thought.rstrip()
             thought = self._take(len(self._buffer))
             self._buffer, self.is_thinking, self._drop_space = rest, False, True
+            self._n_ended += 1
+            self._may_begin = bool(self._form.between)
             return thought
         if last:
             return self._take(len(thought.rstrip()))
