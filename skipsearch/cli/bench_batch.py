@@ -20,19 +20,12 @@ from skipsearch.cli.bench_options import (
     prepare_systems,
     require_own_systems,
 )
-from skipsearch.cli.options import (
-    Activations,
-    Device,
-    Dtype,
-    Engine,
-    Json,
-    Quantization,
-    Threads,
-    require_usage,
-)
+from skipsearch.cli.options import Json, LoadOptions, require_usage, unfold_options
 
 
+@unfold_options
 def batch(
+    *,
     profile: ProfileFile = None,
     model: ModelName = None,
     sizes: Annotated[
@@ -57,12 +50,7 @@ def batch(
     prompts: Prompts = 16,
     repeats: Repeats = 3,
     exact: Exact = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    activations: Activations = None,
-    engine: Engine = "auto",
-    threads: Threads = None,
+    loading: LoadOptions,
     as_json: Json = False,
 ) -> None:
     """Example: skipsearch bench batch --profile my-profile.yaml --sizes 1,2,4,8 --save
@@ -81,20 +69,7 @@ def batch(
     from skipsearch.errors import ProfileError
     from skipsearch.profile import save_profile
 
-    loaded = prepare_systems(
-        profile,
-        model,
-        task,
-        systems,
-        exact,
-        device,
-        dtype,
-        quantization,
-        activations,
-        engine,
-        threads,
-        add_hf_generate=False,
-    )
+    loaded = prepare_systems(profile, model, task, systems, exact, loading, add_hf_generate=False)
     setup = prepare_benchmark(loaded, data, prompts)
     ours = [system for system in setup.systems if isinstance(system, SkipsearchSystem)]
     saved = setup.profile if save else None

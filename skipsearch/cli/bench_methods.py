@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from skipsearch.cli.bench_options import Prompts, TaskData
-from skipsearch.cli.options import (
-    Activations,
-    Device,
-    Dtype,
-    Engine,
-    Json,
-    Quantization,
-    Threads,
-    load_model_and_engine,
-    merge_activations,
-    warn,
-)
+from skipsearch.cli.options import Json, LoadOptions, load_model_and_engine, unfold_options, warn
 
 
+@unfold_options
 def methods(
+    *,
     model: Annotated[
         str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")
     ],
@@ -39,12 +31,7 @@ def methods(
         typer.Option(help="A folder of trained modules to include. May be repeated."),
     ] = None,
     prompts: Prompts = 16,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    activations: Activations = None,
-    engine: Engine = "auto",
-    threads: Threads = None,
+    loading: LoadOptions,
     as_json: Json = False,
 ) -> None:
     """Example: skipsearch bench methods --model demo --task pycode
@@ -52,7 +39,6 @@ def methods(
     Compare every drafting method with plain decoding, each with its best settings on the
     calibration prompts. All decode the same hold-out prompts and take turns in one run. The result
     is a table in Markdown."""
-    quantization = merge_activations(quantization, activations)
     from skipsearch.bench.method_table import compare_methods, to_markdown, to_report_data
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.tune_view import TuneView
@@ -61,11 +47,11 @@ def methods(
 
     chosen = load_task(task, data=data)
     warn([*chosen.notes])
-    adapter = load_model_and_engine(model, device, dtype, engine, threads, quantization)
+    adapter = load_model_and_engine(model, loading)
     theirs = (
         None
         if is_native_quantization(adapter.spec.quantization)
-        else load_model_and_engine(model, device, dtype, "hf", threads, quantization)
+        else load_model_and_engine(model, replace(loading, engine="hf"))
     )
     with TuneView(err) as view:
         rows = compare_methods(

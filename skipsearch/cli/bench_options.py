@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +11,8 @@ import typer
 
 from skipsearch.cli.open_model import resolve_task
 from skipsearch.cli.options import (
+    LoadOptions,
     load_model_and_engine,
-    merge_activations,
     profile_model_argument,
     require_usage,
     warn,
@@ -79,12 +79,7 @@ def prepare_systems(
     task: str | None,
     systems: str | None,
     exact: bool,
-    device: str,
-    dtype: str,
-    quantization: str | None,
-    activations: str | None,
-    engine: str,
-    threads: int | None,
+    loading: LoadOptions,
     add_hf_generate: bool,
 ) -> SystemSetup:
     """Load the model and make the systems that the options describe.
@@ -95,9 +90,7 @@ def prepare_systems(
         unknown system.
     """
     require_usage(profile is not None or model is not None, "give --profile FILE or --model M")
-    quantization = merge_activations(quantization, activations)
     from skipsearch.bench import PLAIN_WEIGHTS, make_systems
-    from skipsearch.decoding.as_measured import defaults_from_profile
     from skipsearch.models.loading.aliases import find_packaged_model
     from skipsearch.models.loading.gguf_model import is_gguf
     from skipsearch.models.loading.quantize import is_native_quantization
@@ -107,30 +100,23 @@ def prepare_systems(
     loaded = load_profile(profile) if profile else None
     chosen = model or (profile_model_argument(loaded) if loaded else "")
     if loaded is not None:
-        dtype, threads, quantization = defaults_from_profile(
-            loaded, device, dtype, threads, quantization
-        )
+        loading = loading.with_profile(loaded)
         task = resolve_task(loaded, task)  # before a model is loaded
+    plain_weights = replace(loading, engine="hf", quantization=None, activations=None)
     opened: dict[str, ModelAdapter] = {}
 
     def by_engine(name: str) -> ModelAdapter:
         if name == PLAIN_WEIGHTS:
             # Not kept in `opened`, to free its memory after use.
-            return load_model_and_engine(chosen, device, dtype, "hf", threads)
+            return load_model_and_engine(chosen, plain_weights)
         if name not in opened:
             adapter = load_model_and_engine(
-                chosen,
-                device,
-                dtype,
-                name,
-                threads,
-                quantization,
-                loaded.engine if loaded else None,
+                chosen, replace(loading, engine=name), loaded.engine if loaded else None
             )
             opened[name] = opened.setdefault(adapter.spec.engine, adapter)
         return opened[name]
 
-    main = by_engine(engine)
+    main = by_engine(loading.engine)
     if is_synthetic(chosen):
         warn(
             [
@@ -147,7 +133,7 @@ def prepare_systems(
     names = [n.strip() for n in systems.split(",")] if systems else usual
     file = find_packaged_model(chosen)
     contenders = make_systems(
-        names, engine, loaded, by_engine, exact, Path(file) if is_gguf(file) else None
+        names, loading.engine, loaded, by_engine, exact, Path(file) if is_gguf(file) else None
     )
     return SystemSetup(main, is_synthetic(chosen), loaded, contenders, task or "pycode")
 

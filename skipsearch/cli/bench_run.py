@@ -19,21 +19,14 @@ from skipsearch.cli.bench_options import (
     prepare_benchmark,
     prepare_systems,
 )
-from skipsearch.cli.options import (
-    Activations,
-    Device,
-    Dtype,
-    Engine,
-    Json,
-    Quantization,
-    Threads,
-    warn,
-)
+from skipsearch.cli.options import Json, LoadOptions, unfold_options, warn
 
 COSTS_CONTEXT_TOKENS = 128  # tokens before the passes of --costs
 
 
+@unfold_options
 def run(
+    *,
     profile: ProfileFile = None,
     model: ModelName = None,
     task: TaskName = None,
@@ -61,12 +54,7 @@ def run(
         ),
     ] = False,
     exact: Exact = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    activations: Activations = None,
-    engine: Engine = "auto",
-    threads: Threads = None,
+    loading: LoadOptions,
     as_json: Json = False,
 ) -> None:
     """Example: skipsearch bench run --profile my-profile.yaml --systems
@@ -87,20 +75,7 @@ def run(
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.progress import ProgressBar
 
-    loaded = prepare_systems(
-        profile,
-        model,
-        task,
-        systems,
-        exact,
-        device,
-        dtype,
-        quantization,
-        activations,
-        engine,
-        threads,
-        add_hf_generate=True,
-    )
+    loaded = prepare_systems(profile, model, task, systems, exact, loading, add_hf_generate=True)
     setup = prepare_benchmark(loaded, data, prompts)
     spec = setup.model.spec
     warn(

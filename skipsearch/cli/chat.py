@@ -10,30 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.constraint_options import Grammar, JsonSchema, Regex, read_constraint
+from skipsearch.cli.constraint_options import ConstraintOptions
 from skipsearch.cli.open_model import (
-    AutoFolder,
-    AutoTask,
     ProfileChoice,
+    ProfileSearch,
     find_profile_for,
     load_model_and_profile,
     make_decoder,
     warn_about_verdict,
 )
-from skipsearch.cli.options import (
-    Activations,
-    Device,
-    Dtype,
-    Engine,
-    Quantization,
-    Seed,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-    merge_activations,
-    warn,
-)
+from skipsearch.cli.options import LoadOptions, SamplingOptions, unfold_options, warn
 from skipsearch.cli.streams import decode_argument
 
 if TYPE_CHECKING:
@@ -48,7 +34,9 @@ the next answer reads the conversation again
 /quit              leave, as Ctrl-D does; Ctrl-C stops an answer"""
 
 
+@unfold_options
 def chat(
+    *,
     model: Annotated[
         str | None, typer.Option(help="The model. Default: the profile's own.")
     ] = None,
@@ -64,44 +52,21 @@ def chat(
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="The most tokens of one answer.")
     ] = 512,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    seed: Seed = 0,
-    json_schema: JsonSchema = None,
-    regex: Regex = None,
-    grammar: Grammar = None,
-    task: AutoTask = "any",
-    profiles: AutoFolder = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    activations: Activations = None,
-    engine: Engine = "auto",
-    threads: Threads = None,
+    sampling: SamplingOptions,
+    shape: ConstraintOptions,
+    search: ProfileSearch,
+    loading: LoadOptions,
 ) -> None:
     """Example: skipsearch chat --model demo --profile auto --task pycode
 
     Talk to a model. A base model, which has no chat template, continues the text instead. The
     conversation stays in the model's cache, so each turn computes only what is new. Type /help for
     the commands."""
-    quantization = merge_activations(quantization, activations)
     from skipsearch.cli.consoles import err
     from skipsearch.decoding.conversation import Conversation
-    from skipsearch.engine.sampler import SamplingParams
 
-    SamplingParams(temperature, top_p, top_k)  # reports an invalid one before the model is loaded
-    constraint = read_constraint(json_schema, regex, grammar)
-    adapter, loaded = load_model_and_profile(
-        profile, model, task, profiles, device, dtype, quantization, engine, threads
-    )
-    options: RequestOptions = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-        "constraint": constraint,
-    }
+    options: RequestOptions = {**sampling.for_request(), "constraint": shape.read()}
+    adapter, loaded = load_model_and_profile(profile, model, search, loading)
     talk = Conversation(adapter, loaded, system, max_new_tokens, options, make_decoder)
     warn(talk.decoder.warnings)
     warn_about_verdict(loaded)
@@ -109,7 +74,7 @@ def chat(
     err.print(f"{adapter.spec.id}: {kind}; /help lists the commands, /quit leaves", style="dim")
     for line in _read_lines():
         if line.startswith("/"):
-            if not _run_command(talk, line, model, task, profiles):
+            if not _run_command(talk, line, model, search):
                 return
         elif line:
             _print_answer(talk, line)
@@ -177,7 +142,7 @@ def _interruptible() -> Iterator[list[bool]]:
 
 
 def _run_command(
-    conversation: Conversation, line: str, model: str | None, task: str, folder: Path | None
+    conversation: Conversation, line: str, model: str | None, search: ProfileSearch
 ) -> bool:
     """Run a command of the conversation. Returns False if the command ends the conversation."""
     from skipsearch.cli.consoles import err, out
@@ -205,7 +170,7 @@ def _run_command(
                 chosen = (
                     None
                     if rest == "none"
-                    else find_profile_for(conversation.model, named, task, folder)
+                    else find_profile_for(conversation.model, named, search)
                     if rest == "auto"
                     else load_profile(rest)
                 )

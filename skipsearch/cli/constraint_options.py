@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,63 +14,64 @@ from skipsearch.errors import DecodeError
 if TYPE_CHECKING:
     from skipsearch.core.constraint import Constraint
 
-JsonSchema = Annotated[
-    Path | None,
-    typer.Option(
-        "--json-schema",
-        help="Answer in JSON of the schema in this file. Needs skipsearch[constraints].",
-        metavar="FILE",
-    ),
-]
-Regex = Annotated[
-    str | None,
-    typer.Option(
-        help="Answer with a text that this regular expression matches.",
-        parser=decode_argument,
-        metavar="<str>",
-    ),
-]
-Grammar = Annotated[
-    Path | None,
-    typer.Option(
-        help="Answer with a text of the grammar in this file, in the form of Lark or GBNF.",
-        metavar="FILE",
-    ),
-]
 
+@dataclass(frozen=True)
+class ConstraintOptions:
+    """The options that give an answer its shape; at most one of them is set."""
 
-def read_constraint(
-    json_schema: Path | None, regex: str | None, grammar: Path | None
-) -> Constraint | None:
-    """Return the constraint that the options name; None if they name none. Raises: DecodeError."""
-    import json
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            "--json-schema",
+            help="Answer in JSON of the schema in this file. Needs skipsearch[constraints].",
+            metavar="FILE",
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        typer.Option(
+            help="Answer with a text that this regular expression matches.",
+            parser=decode_argument,
+            metavar="<str>",
+        ),
+    ] = None
+    grammar: Annotated[
+        Path | None,
+        typer.Option(
+            help="Answer with a text of the grammar in this file, in the form of Lark or GBNF.",
+            metavar="FILE",
+        ),
+    ] = None
 
-    from pydantic import ValidationError
+    def read(self) -> Constraint | None:
+        """Return the constraint; None if no option is set. Raises: DecodeError."""
+        import json
 
-    from skipsearch.core.constraint import Constraint
+        from pydantic import ValidationError
 
-    given = {"--json-schema": json_schema, "--regex": regex, "--grammar": grammar}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise DecodeError(f"{' and '.join(named)} are given; an answer has one shape: keep one")
-    if not named:
-        return None
-    try:
-        if json_schema is not None:
-            schema = json.loads(_read_text(json_schema))
-            if not isinstance(schema, dict):
-                raise DecodeError(f"{json_schema} holds no JSON object, so it is no schema")
-            return Constraint(json_schema=schema)
-        if regex is not None:
-            return Constraint(regex=regex)
-        assert grammar is not None
-        return Constraint(grammar=_read_text(grammar))
-    except ValidationError as error:
-        reason = error.errors(include_url=False, include_input=False)[0]["msg"]
-        raise DecodeError(f"{named[0]} cannot be used: {reason}") from None
-    except (ValueError, RecursionError) as error:
-        reason = str(error).split("\n")[0][:200]
-        raise DecodeError(f"{json_schema} is not readable JSON ({reason})") from None
+        from skipsearch.core.constraint import Constraint
+
+        given = {f"--{name.replace('_', '-')}": value for name, value in vars(self).items()}
+        named = [name for name, value in given.items() if value is not None]
+        if len(named) > 1:
+            raise DecodeError(f"{' and '.join(named)} are given; an answer has one shape: keep one")
+        try:
+            if self.json_schema is not None:
+                schema = json.loads(_read_text(self.json_schema))
+                if not isinstance(schema, dict):
+                    raise DecodeError(
+                        f"{self.json_schema} holds no JSON object, so it is no schema"
+                    )
+                return Constraint(json_schema=schema)
+            if self.regex is not None:
+                return Constraint(regex=self.regex)
+            return None if self.grammar is None else Constraint(grammar=_read_text(self.grammar))
+        except ValidationError as error:
+            reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+            raise DecodeError(f"{named[0]} cannot be used: {reason}") from None
+        except (ValueError, RecursionError) as error:
+            reason = str(error).split("\n")[0][:200]
+            raise DecodeError(f"{self.json_schema} is not readable JSON ({reason})") from None
 
 
 def _read_text(path: Path) -> str:

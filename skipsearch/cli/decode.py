@@ -8,29 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.constraint_options import Grammar, JsonSchema, Regex, read_constraint
+from skipsearch.cli.constraint_options import ConstraintOptions
 from skipsearch.cli.open_model import (
-    AutoFolder,
-    AutoTask,
+    ProfileSearch,
     load_model_and_profile,
     make_decoder,
     require_model,
     warn_about_verdict,
 )
 from skipsearch.cli.options import (
-    Activations,
-    Device,
-    Dtype,
-    Engine,
     Json,
-    Quantization,
-    Seed,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
-    merge_activations,
+    LoadOptions,
+    SamplingOptions,
     require_usage,
+    unfold_options,
     warn,
 )
 from skipsearch.cli.streams import decode_argument
@@ -53,7 +44,9 @@ FINISH_NOTES = {
 }  # by finish reason
 
 
+@unfold_options
 def decode(
+    *,
     source: Annotated[
         str | None,
         typer.Argument(metavar="[-]", help="`-` reads .jsonl from standard input, line by line."),
@@ -83,10 +76,7 @@ def decode(
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate.")] = 128,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    seed: Seed = 0,
+    sampling: SamplingOptions,
     stop: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,17 +88,9 @@ def decode(
     end_on_repeat: Annotated[
         int | None, typer.Option(min=2, help="End when an n-gram of this length repeats.")
     ] = None,
-    json_schema: JsonSchema = None,
-    regex: Regex = None,
-    grammar: Grammar = None,
-    task: AutoTask = "any",
-    profiles: AutoFolder = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    activations: Activations = None,
-    engine: Engine = "auto",
-    threads: Threads = None,
+    shape: ConstraintOptions,
+    search: ProfileSearch,
+    loading: LoadOptions,
     exact: Annotated[
         bool,
         typer.Option(
@@ -149,7 +131,6 @@ def decode(
     Generate text with a profile. Its drafters propose tokens, the full model verifies them, and the
     result is the full model's own text. Control characters in the text are escaped on a terminal,
     such as \\x1b; a pipe gets the text as it is."""
-    quantization = merge_activations(quantization, activations)
     given = [x is not None for x in (source, prompt, prompts)]
     require_usage(
         sum(given) == 1,
@@ -160,33 +141,35 @@ def decode(
         f"{source!r} is not understood here: use --prompt TEXT, or - for standard input",
     )
     require_usage(
-        not check or temperature == 0,
+        not check or sampling.temperature == 0,
         "--check compares greedy tokens; at a temperature above 0 two runs draw different ones",
     )
     require_usage(
-        not side_by_side or (prompt is not None and not as_json and temperature == 0),
+        not side_by_side or (prompt is not None and not as_json and sampling.temperature == 0),
         "--side-by-side plays one greedy text: give --prompt TEXT, and leave --json and "
         "--temperature out",
     )
     require_usage(
-        task == ANY or profile == "auto",
+        search.task == ANY or profile == "auto",
         "--task says which profile to look for: give it with --profile auto",
     )
     require_model(profile, model)
     from skipsearch.cli.consoles import err, out
     from skipsearch.cli.side_by_side import record_in_turns, show_side_by_side
     from skipsearch.decoding import Decoder
-    from skipsearch.engine.sampler import SamplingParams
     from skipsearch.errors import ModelError
     from skipsearch.models.chat.chat_text import get_chat_template
     from skipsearch.profile.show import format_speedup
 
-    SamplingParams(temperature, top_p, top_k)  # reports an invalid one before the model is loaded
-    constraint = read_constraint(json_schema, regex, grammar)
+    options = {
+        **sampling.for_request(),
+        "max_new_tokens": max_new_tokens,
+        "stop": stop,
+        "end_on_repeat": end_on_repeat,
+        "constraint": shape.read(),
+    }
     requests = _read_requests(prompt, prompts)
-    adapter, loaded = load_model_and_profile(
-        profile, model, task, profiles, device, dtype, quantization, engine, threads
-    )
+    adapter, loaded = load_model_and_profile(profile, model, search, loading)
     has_template = get_chat_template(adapter.tokenizer) is not None
     if chat and not has_template:
         raise ModelError(
@@ -200,16 +183,6 @@ def decode(
     plain = Decoder(adapter, exact=exact, draft_forced=False) if is_compared else None
     warn(decoder.warnings)
     warn_about_verdict(loaded)
-    options = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-        "stop": stop,
-        "end_on_repeat": end_on_repeat,
-        "constraint": constraint,
-    }
     if plain is not None:  # warm up both, so that neither is timed with start-up costs
         for either in (decoder, plain):
             either.generate([0, 0], 16, ignore_eos=True)

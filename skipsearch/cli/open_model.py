@@ -6,6 +6,7 @@ The commands that decode use this module.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipsearch.cli.options import (
+    LoadOptions,
     load_cli_model,
     profile_model_argument,
     require_usage,
@@ -33,29 +35,26 @@ ProfileChoice = Annotated[
         help="A file, `auto` (the best profile found for this machine) or `none` (plain decoding)."
     ),
 ]
-AutoTask = Annotated[
-    str,
-    typer.Option(
-        help="Which task `--profile auto` looks for: a name, or the .jsonl or folder that a "
-        "profile was "
-        "tuned on."
-    ),
-]
-AutoFolder = Annotated[
-    Path | None, typer.Option(help="A folder that `--profile auto` searches first.")
-]
+
+
+@dataclass(frozen=True)
+class ProfileSearch:
+    """The options that say what `--profile auto` looks for."""
+
+    task: Annotated[
+        str,
+        typer.Option(
+            help="Which task `--profile auto` looks for: a name, or the .jsonl or folder that a "
+            "profile was tuned on."
+        ),
+    ] = ANY
+    profiles: Annotated[
+        Path | None, typer.Option(help="A folder that `--profile auto` searches first.")
+    ] = None
 
 
 def load_model_and_profile(
-    profile: str,
-    model: str | None,
-    task: str,
-    folder: Path | None,
-    device: str,
-    dtype: str,
-    quantization: str | None,
-    engine: str,
-    threads: int | None,
+    profile: str, model: str | None, search: ProfileSearch, loading: LoadOptions
 ) -> tuple[ModelAdapter, Profile | None]:
     """Return (the model on the engine that suits the profile, the profile).
 
@@ -63,7 +62,6 @@ def load_model_and_profile(
     possible.
     """
     require_model(profile, model)
-    from skipsearch.decoding.as_measured import defaults_from_profile
     from skipsearch.profile import load_profile
 
     loaded = load_profile(profile) if profile not in ("auto", "none") else None
@@ -71,20 +69,16 @@ def load_model_and_profile(
     if loaded is not None:
         if model is not None:
             _require_same_model(loaded, model)
-        dtype, threads, quantization = defaults_from_profile(
-            loaded, device, dtype, threads, quantization
-        )
-    if (profile, dtype, quantization) == ("auto", "auto", None):
-        dtype = find_auto_dtype(named, task, folder, device)
-    adapter = load_cli_model(
-        named, device, dtype, engine, threads, quantization, loaded.engine if loaded else None
-    )
+        loading = loading.with_profile(loaded)
+    if (profile, loading.dtype, loading.weights) == ("auto", "auto", None):
+        loading = replace(loading, dtype=find_auto_dtype(named, search, loading.device))
+    adapter = load_cli_model(named, loading, loaded.engine if loaded else None)
     if profile == "auto":
-        loaded = find_profile_for(adapter, named, task, folder, profile_threads=threads is None)
-    return select_engine(adapter, engine, loaded.engine if loaded else None), loaded
+        loaded = find_profile_for(adapter, named, search, profile_threads=loading.threads is None)
+    return select_engine(adapter, loading.engine, loaded.engine if loaded else None), loaded
 
 
-def find_auto_dtype(model_name: str, task: str, folder: Path | None, device: str) -> str:
+def find_auto_dtype(model_name: str, search: ProfileSearch, device: str) -> str:
     """Return the dtype of the profile that `--profile auto` finds for this type of device.
 
     Without one, or if the model cannot be opened, return `auto`. No weights are read, so the
@@ -105,8 +99,8 @@ def find_auto_dtype(model_name: str, task: str, folder: Path | None, device: str
         profile = find_profile(
             _read_model_facts(model_name, default),
             MachineFacts(machine.kind, machine.name, machine.count),
-            task_name(task),
-            folder,
+            task_name(search.task),
+            search.profiles,
         ).profile
     except SkipSearchError:  # loading the model or the task says why
         return "auto"
@@ -191,11 +185,7 @@ def make_decoder(
 
 
 def find_profile_for(
-    model: ModelAdapter,
-    model_name: str,
-    task: str,
-    folder: Path | None,
-    profile_threads: bool = False,
+    model: ModelAdapter, model_name: str, search: ProfileSearch, profile_threads: bool = False
 ) -> Profile | None:
     """Return the profile that `--profile auto` finds, and print on stderr what it rejected.
 
@@ -212,9 +202,9 @@ def find_profile_for(
     from skipsearch.profile.find import NO_PROFILE, find_profile
     from skipsearch.tasks import task_name
 
-    task = task_name(task)
+    task = task_name(search.task)
     match = find_profile(
-        collect_model_facts(model.spec), collect_machine_facts(model.spec), task, folder
+        collect_model_facts(model.spec), collect_machine_facts(model.spec), task, search.profiles
     )
     for step in match.steps[1:] if match.profile or match.tasks else match.steps:
         if step.outcome != NO_PROFILE:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -20,6 +23,7 @@ from skipsearch.errors import (
 )
 
 if TYPE_CHECKING:
+    from skipsearch.decoding.request import RequestOptions
     from skipsearch.engine import EngineChoice
     from skipsearch.models import ModelAdapter
     from skipsearch.profile import Profile
@@ -42,40 +46,6 @@ Device = Annotated[
         "with the engine hf; untested)."
     ),
 ]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        help="Number format of the weights: float32, bfloat16, float16 or float64. auto: the "
-        "profile's, "
-        "else bfloat16 on a GPU and float32 on a CPU."
-    ),
-]
-Quantization = Annotated[
-    str | None,
-    typer.Option(
-        help="Load the weights in fewer bits: bitsandbytes-4bit, bitsandbytes-8bit, "
-        "torchao-4bit or torchao-8bit (by that library), or native-8bit, native-6bit, native-5bit "
-        "or native-4bit (by the engine native, on a CPU)."
-    ),
-]
-Activations = Annotated[
-    str | None,
-    typer.Option(
-        help="How the engine native rounds the inputs of quantised matrices: int8 (as llama.cpp "
-        "does; the default), int16 (closer to the unrounded model, slower for drafts) or float "
-        "(not at all; slower)."
-    ),
-]
-Engine = Annotated[
-    str,
-    typer.Option(
-        help="What computes the model's passes: hf (the unmodified Hugging Face modules), lean "
-        "(fused "
-        "weights), native (C++ for CPUs, built once) or graph (CUDA graphs). auto takes the one "
-        "that "
-        "decodes fastest without drafting, of those that are ready here."
-    ),
-]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -85,53 +55,154 @@ Threads = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy; above it tokens are sampled.")]
-TopP = Annotated[
-    float,
-    typer.Option(help="Sample from the likeliest tokens that together have this probability."),
-]
-TopK = Annotated[
-    int, typer.Option(help="Sample from this many of the likeliest tokens; 0 means all.")
-]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """The options that say how a model is loaded."""
+
+    device: Device = "auto"
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Number format of the weights: float32, bfloat16, float16 or float64. auto: the "
+            "profile's, else bfloat16 on a GPU and float32 on a CPU."
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="Load the weights in fewer bits: bitsandbytes-4bit, bitsandbytes-8bit, "
+            "torchao-4bit or torchao-8bit (by that library), or native-8bit, native-6bit, "
+            "native-5bit or native-4bit (by the engine native, on a CPU)."
+        ),
+    ] = None
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            help="How the engine native rounds the inputs of quantised matrices: int8 (as "
+            "llama.cpp does; the default), int16 (closer to the unrounded model, slower for "
+            "drafts) or float (not at all; slower)."
+        ),
+    ] = None
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="What computes the model's passes: hf (the unmodified Hugging Face modules), lean "
+            "(fused weights), native (C++ for CPUs, built once) or graph (CUDA graphs). auto takes "
+            "the one that decodes fastest without drafting, of those that are ready here."
+        ),
+    ] = "auto"
+    threads: Threads = None
+
+    @property
+    def weights(self) -> str | None:
+        """The quantization with its activations, under the name that profiles have for both.
+
+        Raises: BadParameter for activations that do not exist or contradict the quantization.
+        """
+        from skipsearch.errors import ModelError
+        from skipsearch.models.loading.quantize import join_activations
+
+        try:
+            return join_activations(self.quantization, self.activations)
+        except ModelError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    def with_profile(self, profile: Profile) -> LoadOptions:
+        """Return the options with the profile's values where the user set none.
+
+        `defaults_from_profile` has the rules. Raises: BadParameter, ModelError.
+        """
+        from skipsearch.decoding.as_measured import defaults_from_profile
+
+        dtype, threads, weights = defaults_from_profile(
+            profile, self.device, self.dtype, self.threads, self.weights
+        )
+        return replace(self, dtype=dtype, threads=threads, quantization=weights, activations=None)
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """The options that say how tokens are drawn."""
+
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy; above it tokens are sampled.")
+    ] = 0.0
+    top_p: Annotated[
+        float,
+        typer.Option(help="Sample from the likeliest tokens that together have this probability."),
+    ] = 1.0
+    top_k: Annotated[
+        int, typer.Option(help="Sample from this many of the likeliest tokens; 0 means all.")
+    ] = 0
+    seed: Seed = 0
+
+    def for_request(self) -> RequestOptions:
+        """Return the options as a request has them. Raises: DecodeError for an invalid value."""
+        from skipsearch.engine.sampler import SamplingParams
+
+        SamplingParams(self.temperature, self.top_p, self.top_k)
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "seed": self.seed,
+        }
+
+
+def unfold_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for Typer in which each dataclass parameter is replaced by its fields.
+
+    Each field is an option. `--help` lists them where the parameter is, in the order of the fields.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {
+        p.name: p.annotation for p in parameters if is_dataclass(p.annotation)
+    }
+    options = [
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in parameters
+        for option in (
+            inspect.signature(groups[parameter.name], eval_str=True).parameters.values()
+            if parameter.name in groups
+            else [parameter]
+        )
+    ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
+
+
 def load_model_and_engine(
-    name: str,
-    device: str,
-    dtype: str,
-    engine: str,
-    threads: int | None,
-    quantization: str | None = None,
-    preferred_engine: str | None = None,
+    name: str, loading: LoadOptions, preferred_engine: str | None = None
 ) -> ModelAdapter:
     """Load the model that the shared options describe, and print on stderr what was chosen.
 
     preferred_engine: as for `select_engine`.
 
-    Raises: ModelError.
+    Raises: ModelError; BadParameter.
     """
-    return select_engine(
-        load_cli_model(name, device, dtype, engine, threads, quantization, preferred_engine),
-        engine,
-        preferred_engine,
-    )
+    model = load_cli_model(name, loading, preferred_engine)
+    return select_engine(model, loading.engine, preferred_engine)
 
 
 def load_cli_model(
-    name: str,
-    device: str,
-    dtype: str,
-    engine: str,
-    threads: int | None,
-    quantization: str | None = None,
-    preferred_engine: str | None = None,
+    name: str, loading: LoadOptions, preferred_engine: str | None = None
 ) -> ModelAdapter:
     """Load the model. `select_engine` resolves `--engine auto` later.
 
     preferred_engine: as for `select_engine`, if already known.
 
-    Raises: ModelError.
+    Raises: ModelError; BadParameter.
     """
     import torch
 
@@ -141,8 +212,8 @@ def load_cli_model(
     from skipsearch.models.loading.aliases import find_packaged_model
     from skipsearch.profile.model_locations import record_location
 
-    if threads:
-        torch.set_num_threads(threads)
+    if loading.threads:
+        torch.set_num_threads(loading.threads)
     with ProgressBar(err) as bar, plain_warnings():
         compiling = bar.add_task("compiling for this CPU, once", total=None, visible=False)
 
@@ -150,7 +221,13 @@ def load_cli_model(
             bar.update(compiling, completed=done, total=total, visible=True)
 
         model = load_for_switching(
-            name, device, dtype, quantization, engine, preferred_engine, report_progress
+            name,
+            loading.device,
+            loading.dtype,
+            loading.weights,
+            loading.engine,
+            preferred_engine,
+            report_progress,
         )
     folder = Path(find_packaged_model(name)).expanduser()
     if name != "demo" and model.spec.weights_sha256 is not None and folder.exists():
@@ -231,20 +308,6 @@ def profile_model_argument(profile: Profile) -> str:
     from skipsearch.profile.model_locations import model_argument
 
     return model_argument(profile.model)
-
-
-def merge_activations(quantization: str | None, activations: str | None) -> str | None:
-    """Return the name of a quantization with these activations.
-
-    Raises: BadParameter for unknown activations.
-    """
-    from skipsearch.errors import ModelError
-    from skipsearch.models.loading.quantize import join_activations
-
-    try:
-        return join_activations(quantization, activations)
-    except ModelError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def warn(sentences: list[str]) -> None:

@@ -7,30 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from skipsearch.cli.open_model import (
-    AutoFolder,
-    AutoTask,
     ProfileChoice,
+    ProfileSearch,
     load_model_and_profile,
     make_decoder,
     warn_about_verdict,
 )
-from skipsearch.cli.options import (
-    Activations,
-    Device,
-    Dtype,
-    Engine,
-    Quantization,
-    Threads,
-    merge_activations,
-    warn,
-)
+from skipsearch.cli.options import LoadOptions, unfold_options, warn
 from skipsearch.cli.streams import decode_argument
 
 if TYPE_CHECKING:
     from skipsearch.profile import Profile
 
 
+@unfold_options
 def serve(
+    *,
     model: Annotated[
         str | None, typer.Option(help="The model. Default: the profile's own.")
     ] = None,
@@ -114,14 +106,8 @@ def serve(
             "continues alone.",
         ),
     ] = False,
-    task: AutoTask = "any",
-    profiles: AutoFolder = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    activations: Activations = None,
-    engine: Engine = "auto",
-    threads: Threads = None,
+    search: ProfileSearch,
+    loading: LoadOptions,
     exact: Annotated[
         bool,
         typer.Option(
@@ -142,7 +128,6 @@ def serve(
     SKIPSEARCH_API_KEY may hold the key that clients must send, or several with commas between them.
     Requests with the same key share the cache of common prompt beginnings. Ctrl-C or SIGTERM
     finishes the running requests and takes no new ones."""
-    quantization = merge_activations(quantization, activations)
     from skipsearch.cli.consoles import err
     from skipsearch.serve.auth import APIKeys
     from skipsearch.serve.cors import read_origins
@@ -167,9 +152,7 @@ def serve(
                 "for a key"
             ]
         )
-    adapter, loaded = load_model_and_profile(
-        profile, model, task, profiles, device, dtype, quantization, engine, threads
-    )
+    adapter, loaded = load_model_and_profile(profile, model, search, loading)
     decoder = make_decoder(adapter, loaded, exact)
     warn(decoder.warnings)
     warn_about_verdict(loaded)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipsearch.cli.options import Device, Json, Seed, Threads, require_usage
-from skipsearch.cli.train_run import RunOptions, Start, TextOptions, run_training
+from skipsearch.cli.options import require_usage, unfold_options
+from skipsearch.cli.train_run import HeadOptions, RunOptions, TextOptions, run_training
 
 if TYPE_CHECKING:
     from skipsearch.core.mask import SkipMask
@@ -34,46 +34,6 @@ Out = Annotated[
         help="Folder for the trained module, and for the state of an interrupted training."
     ),
 ]
-TaskName = Annotated[
-    str | None, typer.Option(help="A task to train on; only its calibration split is used.")
-]
-Data = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="Text to train on: a file (.txt, .jsonl, …) or a folder of files. May be repeated."
-    ),
-]
-SelfGenerated = Annotated[
-    bool,
-    typer.Option(
-        "--self-generated",
-        help="Train on text that the model writes itself. It continues beginnings from "
-        "--data or --task, or starts from nothing.",
-    ),
-]
-Budget = Annotated[
-    str | None, typer.Option(help="Time for the training: 90s, 20m, 1.5h. Default: 10m.")
-]
-Steps = Annotated[int | None, typer.Option(min=1, help="The most training steps.")]
-BatchSize = Annotated[int, typer.Option(min=1, max=4096, help="Texts per step.")]
-LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
-TextTemperature = Annotated[
-    float, typer.Option(min=0, help="Temperature of the text that the model writes itself.")
-]
-Tokens = Annotated[int, typer.Option(min=512, help="How many tokens the model writes itself.")]
-DataLicense = Annotated[
-    str, typer.Option(help="Licence of the training text, for the module's card.")
-]
-ExtraMemory = Annotated[
-    str,
-    typer.Option(help="The most memory for a draft's own weights: 10% of the model's, 200MB, 2GB."),
-]
-PassDtype = Annotated[
-    str, typer.Option(help="Number format of the passes. auto: bfloat16 where it is fast.")
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="Start again instead of continuing an interrupted training.")
-]
 InitFrom = Annotated[
     Path | None, typer.Option(help="A module to continue from, on other text or for longer.")
 ]
@@ -83,12 +43,12 @@ DraftTokens = Annotated[
 
 
 @app.command(short_help="Some of the model's own sub-layers.")
+@unfold_options
 def adapted(
+    *,
     model: Model,
     out: Out,
-    task: TaskName = None,
-    data: Data = None,
-    self_generated: SelfGenerated = False,
+    text: TextOptions,
     profile: Annotated[
         Path | None,
         typer.Option(help="A profile whose mask is trained. Default: search for a thin mask."),
@@ -108,21 +68,8 @@ def adapted(
         int | None,
         typer.Option(min=1, help="Train low-rank changes of this rank instead of whole copies."),
     ] = None,
-    budget: Budget = None,
-    steps: Steps = None,
-    batch_size: BatchSize = 16,
     draft_tokens: DraftTokens = 5,
-    learning_rate: LearningRate = 3e-3,
-    temperature: TextTemperature = 1.0,
-    tokens: Tokens = 400_000,
-    data_license: DataLicense = "not stated",
-    extra_memory: ExtraMemory = "25%",
-    device: Device = "auto",
-    dtype: PassDtype = "auto",
-    threads: Threads = None,
-    seed: Seed = 0,
-    force: Force = False,
-    as_json: Json = False,
+    options: RunOptions,
 ) -> None:
     """Example: skipsearch train adapted --model demo --task pycode --out modules/
 
@@ -134,33 +81,31 @@ def adapted(
     require_usage(not (profile and init_from), "--init-from brings its mask: leave --profile out")
     mask = _mask_from_profile(profile)
 
-    def plan(adapter: ModelAdapter, text: Corpus, on_event: TrainListener) -> TrainingPlan:
+    def plan(adapter: ModelAdapter, corpus: Corpus, on_event: TrainListener) -> TrainingPlan:
         from skipsearch.training.driver import plan_adapted
 
         return plan_adapted(
-            adapter, text, mask, draft_sublayers, rank, draft_tokens, seed, on_event, init_from
+            adapter,
+            corpus,
+            mask,
+            draft_sublayers,
+            rank,
+            draft_tokens,
+            options.seed,
+            on_event,
+            init_from,
         )
 
-    run_training(
-        plan,
-        TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force),
-        Start("adapted", init_from),
-        model,
-        device,
-        dtype,
-        threads,
-        as_json,
-    )
+    run_training(plan, "adapted", model, out, text, options, init_from)
 
 
 @app.command(short_help="An adapter after the model's first layers.")
+@unfold_options
 def kangaroo(
+    *,
     model: Model,
     out: Out,
-    task: TaskName = None,
-    data: Data = None,
-    self_generated: SelfGenerated = False,
+    text: TextOptions,
     exit_layer: Annotated[
         int | None,
         typer.Option(min=1, help="How many layers run before the adapter. Default: one in eight."),
@@ -173,51 +118,28 @@ def kangaroo(
         ),
     ] = None,
     init_from: InitFrom = None,
-    budget: Budget = None,
-    steps: Steps = None,
-    batch_size: BatchSize = 16,
-    learning_rate: LearningRate = 3e-3,
-    temperature: TextTemperature = 1.0,
-    tokens: Tokens = 400_000,
-    data_license: DataLicense = "not stated",
-    extra_memory: ExtraMemory = "25%",
-    device: Device = "auto",
-    dtype: PassDtype = "auto",
-    threads: Threads = None,
-    seed: Seed = 0,
-    force: Force = False,
-    as_json: Json = False,
+    options: RunOptions,
 ) -> None:
     """Example: skipsearch train kangaroo --model demo --task pycode --out modules/
 
     Train an adapter after the model's first layers, so that both draft together."""
     require_usage(form in (None, "attention", "layer"), f"--form {form!r} is attention or layer")
 
-    def plan(adapter: ModelAdapter, text: Corpus, on_event: TrainListener) -> TrainingPlan:
+    def plan(adapter: ModelAdapter, corpus: Corpus, on_event: TrainListener) -> TrainingPlan:
         from skipsearch.training.driver import plan_kangaroo
 
         return plan_kangaroo(adapter, exit_layer, form, init_from)
 
-    run_training(
-        plan,
-        TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force),
-        Start("kangaroo", init_from),
-        model,
-        device,
-        dtype,
-        threads,
-        as_json,
-    )
+    run_training(plan, "kangaroo", model, out, text, options, init_from)
 
 
 @app.command(short_help="Embeddings that let one pass draft several tokens.")
+@unfold_options
 def s3d(
+    *,
     model: Model,
     out: Out,
-    task: TaskName = None,
-    data: Data = None,
-    self_generated: SelfGenerated = False,
+    text: TextOptions,
     draft_sublayers: Annotated[
         int | None, typer.Option(min=1, help="Size of the draft in layers. Default: one in three.")
     ] = None,
@@ -228,54 +150,31 @@ def s3d(
         ),
     ] = None,
     init_from: InitFrom = None,
-    budget: Budget = None,
-    steps: Steps = None,
-    batch_size: BatchSize = 16,
     draft_tokens: Annotated[
         int | None,
         typer.Option(min=1, max=16, help="How many tokens ahead drafts are trained. Default: 4."),
     ] = None,
-    learning_rate: LearningRate = 3e-3,
-    temperature: TextTemperature = 1.0,
-    tokens: Tokens = 400_000,
-    data_license: DataLicense = "not stated",
-    extra_memory: ExtraMemory = "25%",
-    device: Device = "auto",
-    dtype: PassDtype = "auto",
-    threads: Threads = None,
-    seed: Seed = 0,
-    force: Force = False,
-    as_json: Json = False,
+    options: RunOptions,
 ) -> None:
     """Example: skipsearch train s3d --model demo --task pycode --out modules/
 
     Train embeddings that let one pass of some of the model's layers draft several tokens."""
 
-    def plan(adapter: ModelAdapter, text: Corpus, on_event: TrainListener) -> TrainingPlan:
+    def plan(adapter: ModelAdapter, corpus: Corpus, on_event: TrainListener) -> TrainingPlan:
         from skipsearch.training.driver import plan_s3d
 
-        return plan_s3d(adapter, draft_sublayers, draft_tokens, rank, seed, init_from)
+        return plan_s3d(adapter, draft_sublayers, draft_tokens, rank, options.seed, init_from)
 
-    run_training(
-        plan,
-        TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force),
-        Start("s3d", init_from),
-        model,
-        device,
-        dtype,
-        threads,
-        as_json,
-    )
+    run_training(plan, "s3d", model, out, text, options, init_from)
 
 
 @app.command(short_help="A head that reads the model's last hidden state.")
+@unfold_options
 def mtp(
+    *,
     model: Model,
     out: Out,
-    task: TaskName = None,
-    data: Data = None,
-    self_generated: SelfGenerated = False,
+    text: TextOptions,
     vocabulary: Annotated[
         int | None,
         typer.Option(
@@ -284,42 +183,19 @@ def mtp(
         ),
     ] = None,
     init_from: InitFrom = None,
-    budget: Budget = None,
-    steps: Steps = None,
-    batch_size: BatchSize = 16,
     draft_tokens: DraftTokens = 3,
-    learning_rate: LearningRate = 1e-3,
-    temperature: TextTemperature = 1.0,
-    tokens: Tokens = 400_000,
-    data_license: DataLicense = "not stated",
-    extra_memory: ExtraMemory = "25%",
-    device: Device = "auto",
-    dtype: PassDtype = "auto",
-    threads: Threads = None,
-    seed: Seed = 0,
-    force: Force = False,
-    as_json: Json = False,
+    options: HeadOptions,
 ) -> None:
     """Example: skipsearch train mtp --model demo --task pycode --out modules/
 
     Train a head of one layer, which drafts from the model's last hidden state."""
 
-    def plan(adapter: ModelAdapter, text: Corpus, on_event: TrainListener) -> TrainingPlan:
+    def plan(adapter: ModelAdapter, corpus: Corpus, on_event: TrainListener) -> TrainingPlan:
         from skipsearch.training.driver import plan_mtp
 
-        return plan_mtp(adapter, text, vocabulary, draft_tokens, on_event, init_from)
+        return plan_mtp(adapter, corpus, vocabulary, draft_tokens, on_event, init_from)
 
-    run_training(
-        plan,
-        TextOptions(task, data, self_generated, temperature, tokens, data_license),
-        RunOptions(out, budget, steps, batch_size, learning_rate, extra_memory, seed, force, 1),
-        Start("mtp", init_from),
-        model,
-        device,
-        dtype,
-        threads,
-        as_json,
-    )
+    run_training(plan, "mtp", model, out, text, options, init_from)
 
 
 def _mask_from_profile(profile: Path | None) -> SkipMask | None:

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from skipsearch.cli.options import load_cli_model, require_usage, warn
+import typer
+
+from skipsearch.cli.options import (
+    Device,
+    Json,
+    LoadOptions,
+    Seed,
+    Threads,
+    load_cli_model,
+    require_usage,
+    warn,
+)
 
 if TYPE_CHECKING:
     from skipsearch.drafters.trained.card import ModuleCard
@@ -20,51 +31,89 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextOptions:
-    """What a training reads, as `read_corpus` describes it."""
+    """The options that say what a training reads, as `read_corpus` describes it."""
 
-    task: str | None
-    data: list[Path] | None
-    self_generated: bool
-    temperature: float
-    tokens: int
-    data_license: str
+    task: Annotated[
+        str | None, typer.Option(help="A task to train on; only its calibration split is used.")
+    ] = None
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text to train on: a file (.txt, .jsonl, …) or a folder of files. May be repeated."
+        ),
+    ] = None
+    self_generated: Annotated[
+        bool,
+        typer.Option(
+            "--self-generated",
+            help="Train on text that the model writes itself. It continues beginnings from "
+            "--data or --task, or starts from nothing.",
+        ),
+    ] = False
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Temperature of the text that the model writes itself.")
+    ] = 1.0
+    tokens: Annotated[
+        int, typer.Option(min=512, help="How many tokens the model writes itself.")
+    ] = 400_000
+    data_license: Annotated[
+        str, typer.Option(help="Licence of the training text, for the module's card.")
+    ] = "not stated"
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How long a training runs, in which steps, and where it writes."""
+    """The options that say how long a training runs, in which steps, and on what."""
 
-    out: Path
-    budget: str | None
-    steps: int | None
-    batch_size: int
-    learning_rate: float
-    extra_memory: str
-    seed: int
-    force: bool
-    steps_per_teacher_pass: int = 3
+    steps_per_teacher_pass: ClassVar[int] = 3
+
+    budget: Annotated[
+        str | None, typer.Option(help="Time for the training: 90s, 20m, 1.5h. Default: 10m.")
+    ] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="The most training steps.")] = None
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Texts per step.")] = 16
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3
+    extra_memory: Annotated[
+        str,
+        typer.Option(
+            help="The most memory for a draft's own weights: 10% of the model's, 200MB, 2GB."
+        ),
+    ] = "25%"
+    device: Device = "auto"
+    dtype: Annotated[
+        str, typer.Option(help="Number format of the passes. auto: bfloat16 where it is fast.")
+    ] = "auto"
+    threads: Threads = None
+    seed: Seed = 0
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Start again instead of continuing an interrupted training."),
+    ] = False
+    as_json: Json = False
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a training starts from."""
+class HeadOptions(RunOptions):
+    """The options for a head that reads hidden states, with defaults of its own."""
 
-    kind: str  # of the module that is trained
-    init_from: Path | None  # the module to continue from
+    steps_per_teacher_pass: ClassVar[int] = 1
+
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3
 
 
 def run_training(
     make_plan: Planner,
+    kind: str,
+    model: str,
+    folder: Path,
     texts: TextOptions,
     options: RunOptions,
-    start: Start,
-    model: str,
-    device: str,
-    dtype: str,
-    threads: int | None,
-    as_json: bool,
+    init_from: Path | None,
 ) -> None:
     """Train the draft that `make_plan` plans, and print its figures and the next command.
+
+    kind: of the module that is trained. model: as for `--model`. folder: for the module.
+    init_from: the module to continue from; None: a new one.
 
     Raises: BadParameter, ModelError, ModuleError, TaskError, SearchError.
     """
@@ -99,12 +148,13 @@ def run_training(
         parse_duration(options.budget),
     )
     warn([*task.notes] if task else [])
-    card = _read_card(start.init_from)
+    card = _read_card(init_from)
+    dtype = _fast_dtype(options.device) if options.dtype == "auto" else options.dtype
     adapter = load_cli_model(
-        model, device, _fast_dtype(device) if dtype == "auto" else dtype, "hf", threads
+        model, LoadOptions(options.device, dtype, engine="hf", threads=options.threads)
     )
     if card is not None:  # before the model writes text for minutes
-        check_card(card, start.kind, adapter.spec, str(start.init_from))
+        check_card(card, kind, adapter.spec, str(init_from))
     with TrainView(err) as view:
         corpus = read_corpus(
             adapter,
@@ -120,17 +170,15 @@ def run_training(
         result = train(
             make_plan(adapter, corpus, view),
             corpus,
-            options.out,
+            folder,
             settings,
             options.extra_memory,
             view,
             options.force,
         )
     before, after = result.alpha
-    following = (
-        f"skipsearch tune --model {model} --task {texts.task or 'TASK'} --modules {options.out}"
-    )
-    if as_json:
+    following = f"skipsearch tune --model {model} --task {texts.task or 'TASK'} --modules {folder}"
+    if options.as_json:
         print_json(
             {
                 "file": str(result.path),

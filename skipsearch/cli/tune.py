@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipsearch.cli.options import (
-    Activations,
-    Device,
-    Dtype,
-    Engine,
     Json,
-    Quantization,
+    LoadOptions,
     Seed,
-    Threads,
     load_cli_model,
-    merge_activations,
     require_usage,
     select_engine,
+    unfold_options,
     warn,
 )
 
@@ -30,7 +25,9 @@ if TYPE_CHECKING:
     from skipsearch.tasks import Task
 
 
+@unfold_options
 def tune(
+    *,
     model: Annotated[
         str,
         typer.Option(
@@ -104,12 +101,7 @@ def tune(
             "decodes with it and takes the time."
         ),
     ] = "replay",
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    activations: Activations = None,
-    engine: Engine = "auto",
-    threads: Threads = None,
+    loading: LoadOptions,
     seed: Seed = 0,
     whole_layers: Annotated[
         bool,
@@ -168,7 +160,6 @@ def tune(
 
     You can interrupt a search at any time: the same command with --resume continues it. With
     several GPUs, start one process on each, all with the same --study postgresql://…"""
-    quantization = merge_activations(quantization, activations)
     require_usage(
         not (resume and force), "--resume keeps the study and --force replaces it: give one of them"
     )
@@ -225,7 +216,7 @@ def tune(
 
     if out is not None:
         writable(out)  # before the model is loaded
-    adapter = load_cli_model(model, device, dtype, engine, threads, quantization)
+    adapter = load_cli_model(model, loading)
     warn(
         [
             *context_warnings(chosen, adapter.spec),
@@ -237,7 +228,7 @@ def tune(
     if force and not is_url(journal):
         discard_journal(Path(journal))
     adapter = select_engine(
-        adapter, engine, _study_engine(journal) if resume or is_url(journal) else None
+        adapter, loading.engine, _study_engine(journal) if resume or is_url(journal) else None
     )
     err.print(
         f"every judged mask is kept in {redact_url(journal)}: --resume continues from there",

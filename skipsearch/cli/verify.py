@@ -10,17 +10,12 @@ import typer
 
 from skipsearch.cli.open_model import resolve_task
 from skipsearch.cli.options import (
-    Activations,
-    Device,
-    Dtype,
-    Engine,
     Json,
-    Quantization,
-    Threads,
+    LoadOptions,
     load_model_and_engine,
-    merge_activations,
     profile_model_argument,
     require_usage,
+    unfold_options,
     warn,
 )
 
@@ -29,7 +24,9 @@ if TYPE_CHECKING:
     from skipsearch.tuning.verification import Verification
 
 
+@unfold_options
 def verify(
+    *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.")],
     model: Annotated[
         str | None, typer.Option(help="The model. Default: the profile's own.")
@@ -45,12 +42,7 @@ def verify(
         int | None,
         typer.Option(min=2, help="Number of hold-out prompts. Default: all of the task's."),
     ] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    activations: Activations = None,
-    engine: Engine = "auto",
-    threads: Threads = None,
+    loading: LoadOptions,
     write: Annotated[
         bool,
         typer.Option(
@@ -70,7 +62,6 @@ def verify(
 
     An unmeasured profile claims nothing; --write fills its figures in. In a profile repository the
     measured profile becomes a new file, named after this device."""
-    quantization = merge_activations(quantization, activations)
     from skipsearch.profile import load_profile, save_profile
     from skipsearch.profile.copy_modules import copy_modules
     from skipsearch.profile.paths import ANY
@@ -93,8 +84,7 @@ def verify(
         chosen = replace(chosen, sampling=TaskSampling(**made))
     warn([*chosen.notes])
     adapter = load_model_and_engine(
-        model or profile_model_argument(profile),
-        *_defaults_from_claim(profile, device, dtype, engine, threads, quantization),
+        model or profile_model_argument(profile), _defaults_from_claim(profile, loading)
     )
     target = _output_path(file, adapter, chosen.name) if write else None
     from skipsearch.cli.consoles import err, out, print_json
@@ -123,43 +113,29 @@ def verify(
         raise typer.Exit(1)
 
 
-def _defaults_from_claim(
-    profile: Profile,
-    device: str,
-    dtype: str,
-    engine: str,
-    threads: int | None,
-    quantization: str | None,
-) -> tuple[str, str, str, int | None, str | None]:
-    """Return the options (device, dtype, engine, threads, quantization) of a verification.
+def _defaults_from_claim(profile: Profile, loading: LoadOptions) -> LoadOptions:
+    """Return the options of a verification: those of the profile where the user set none.
 
-    Options that the user did not set have the values of the profile's measurement. If this machine
-    lacks that type of device, they stay as they are.
+    On another type of device than the profile's, nothing is taken from the profile. Unlike other
+    commands, a verification takes the number of threads from a profile of another CPU, too.
     """
     import torch
 
-    from skipsearch.models.loading.quantize import loadable_quantization
-
-    claimed, made = profile.hardware, profile.model
+    claimed = profile.hardware
     available = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
     if claimed is None or not available[claimed.kind]:
-        return device, dtype, engine, threads, quantization
-    if not (device == "auto" or device.startswith(claimed.kind)):
-        return device, dtype, engine, threads, quantization
-    device = claimed.kind if device == "auto" else device
-    dtype = made.dtype or dtype if dtype == "auto" else dtype
-    engine = profile.engine or engine if engine == "auto" else engine
-    return (
-        device,
-        dtype,
-        engine,
-        threads or claimed.threads,
-        quantization or loadable_quantization(made.quantization),
-    )
+        return loading
+    if loading.device == "auto":
+        loading = replace(loading, device=claimed.kind)
+    if not loading.device.startswith(claimed.kind):
+        return loading
+    engine = profile.engine or "auto" if loading.engine == "auto" else loading.engine
+    threads = loading.threads or claimed.threads
+    return replace(loading, engine=engine, threads=threads).with_profile(profile)
 
 
 def _output_path(file: Path, adapter: object, task: str) -> Path:

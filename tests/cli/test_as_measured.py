@@ -9,7 +9,7 @@ from helpers.command import run_in_process
 from helpers.profiles import GOLDEN
 
 import skipsearch
-from skipsearch.cli.open_model import find_auto_dtype, resolve_task
+from skipsearch.cli.open_model import ProfileSearch, find_auto_dtype, resolve_task
 from skipsearch.core import machine
 from skipsearch.decoding.as_measured import defaults_from_profile
 from skipsearch.profile import load_profile, save_profile
@@ -83,8 +83,9 @@ def test_auto_loads_the_dtype_of_the_profile_that_it_finds(
             profile.model_copy(update={"hardware": hardware, "model": of_model}),
             tmp_path / "demo" / "pycode" / f"some-cpu--{dtype}.yaml",
         )
-    assert find_auto_dtype("demo", "pycode", tmp_path, "cpu") == taken
-    assert find_auto_dtype("./missing", "pycode", tmp_path, "cpu") == "auto"
+    search = ProfileSearch("pycode", tmp_path)
+    assert find_auto_dtype("demo", search, "cpu") == taken
+    assert find_auto_dtype("./missing", search, "cpu") == "auto"
 
 
 def test_on_another_kind_of_device_everything_stays_open() -> None:

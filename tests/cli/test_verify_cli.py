@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from helpers.profiles import GOLDEN, write_demo_profile
 from helpers.threads import one_thread
 from typer.testing import CliRunner, Result
 
+from skipsearch.cli.options import LoadOptions
 from skipsearch.cli.profile import app
 from skipsearch.cli.verify import _defaults_from_claim, _output_path
 from skipsearch.errors import ProfileError
@@ -135,22 +137,24 @@ def test_write_keeps_out_of_pulled_repositories_since_the_next_pull_replaces_the
     )
 
 
-OPEN = ("auto", "auto", "auto", None, None)
-ON_A_CPU = ("cpu", "bfloat16", "native", 6, "torchao-8bit")
+OPEN = LoadOptions()
+ON_A_CPU = LoadOptions("cpu", "bfloat16", "torchao-8bit", engine="native", threads=6)
 
 
 @pytest.mark.parametrize(
     ("given", "taken"),
     [
         (OPEN, ON_A_CPU),
-        (("cpu", "float32", "auto", None, None), ("cpu", "float32", "native", 6, "torchao-8bit")),
-        (("auto", "auto", "hf", 2, "torchao-4bit"), ("cpu", "bfloat16", "hf", 2, "torchao-4bit")),
-        (("cuda", "auto", "auto", None, None), ("cuda", "auto", "auto", None, None)),
+        (LoadOptions("cpu", "float32"), replace(ON_A_CPU, dtype="float32")),
+        (
+            LoadOptions(quantization="torchao-4bit", engine="hf", threads=2),
+            replace(ON_A_CPU, quantization="torchao-4bit", engine="hf", threads=2),
+        ),
+        (LoadOptions("cuda"), LoadOptions("cuda")),
     ],
+    ids=["nothing set", "device and dtype", "the others", "another device"],
 )
-def test_what_is_left_open_is_as_it_was_claimed(
-    given: tuple[object, ...], taken: tuple[object, ...]
-) -> None:
+def test_what_is_left_open_is_as_it_was_claimed(given: LoadOptions, taken: LoadOptions) -> None:
     golden = load_profile(SPECULATE)
     claim = golden.model_copy(
         update={
@@ -161,7 +165,7 @@ def test_what_is_left_open_is_as_it_was_claimed(
             ),
         }
     )
-    assert _defaults_from_claim(claim, *given) == taken  # type: ignore[arg-type]
+    assert _defaults_from_claim(claim, given) == taken
 
 
 @pytest.mark.parametrize(
@@ -178,15 +182,17 @@ def test_a_quantization_that_loading_makes_is_as_it_was_claimed(
             "model": golden.model.model_copy(update={"quantization": quantization}),
         }
     )
-    assert _defaults_from_claim(claim, *OPEN)[2:] == ("native", 1, taken)
+    assert _defaults_from_claim(claim, OPEN) == LoadOptions(
+        "cpu", claim.model.dtype, taken, engine="native", threads=1
+    )
 
 
 def test_nothing_is_taken_from_a_claim_that_this_machine_has_no_such_device_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert _defaults_from_claim(load_profile(SPECULATE), *OPEN) == OPEN
-    assert _defaults_from_claim(load_profile(UNMEASURED), *OPEN) == OPEN
+    assert _defaults_from_claim(load_profile(SPECULATE), OPEN) == OPEN
+    assert _defaults_from_claim(load_profile(UNMEASURED), OPEN) == OPEN
 
 
 @pytest.mark.parametrize(

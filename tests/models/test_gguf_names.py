@@ -11,7 +11,7 @@ from helpers.gguf_files import write_model
 
 import skipsearch as ss
 from models.tiny import new_hf_model
-from skipsearch.cli.open_model import find_auto_dtype
+from skipsearch.cli.open_model import ProfileSearch, find_auto_dtype
 from skipsearch.errors import ModelError
 from skipsearch.models.loading.gguf_file import GGUFError
 from skipsearch.models.loading.gguf_model import identify_gguf, is_gguf
@@ -45,7 +45,7 @@ def test_a_blob_is_loaded_diagnosed_and_searched_for_draft_heads(
     monkeypatch.setenv("SKIPSEARCH_NATIVE", "0")
     assert ss.load_model(str(blob), device="cpu", engine="hf").spec.family == "llama"
     assert not ships_draft_head(str(blob), 4)
-    assert find_auto_dtype(str(blob), "pycode", tmp_path, "cpu") == "auto"
+    assert find_auto_dtype(str(blob), ProfileSearch("pycode", tmp_path), "cpu") == "auto"
     code, printed, _ = run_in_process(
         capsys, monkeypatch, "doctor", "--model", str(blob), "--device", "cpu", "--json"
     )
