@@ -11,6 +11,9 @@ commands, so that `--help` is quick.
     streams        repairs closed or non-Unicode standard streams
     progress       progress bars, and lines for a pipe
 
+Options that several commands share are the fields of a dataclass, such as `LoadOptions`.
+A command takes the dataclass as one parameter, and `unfold_options` makes each field an option.
+
 Each other file is a command, or a group of commands: `bench_command` has `bench_run`, `bench_batch`
 and `bench_methods`, which share `bench_options`, and the commands of `train` share `train_run`.
 `tune_view`, `train_view` and `bench_view` print what a command shows, and `doctor_model` is the
