@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,26 +18,53 @@ from skipsearch.replay.replay import Replay
 from skipsearch.replay.replay_batches import ReplayBatch
 from skipsearch.searchers.base import Evidence
 
-RANKING_PROMPTS = 16  # prompts on which each sub-layer is skipped alone
-# Prompts whose hidden states searchers get. They are few, because a dynamic program runs every
-# layer on each of them many times.
-TRACED_PROMPTS = 4
+# Sub-layers that are skipped alone, and on about how many segments. The others follow from their
+# cosines.
+CONFIRMED_SUBLAYERS = 6
+CONFIRMED_SEGMENTS = 8
+# Texts, and positions of each, whose hidden states searchers get. They are few, because a dynamic
+# program runs every layer on each of them many times.
+TRACED_TEXTS, TRACED_POSITIONS = 8, 8
+MIN_LOSS, MIN_TURN = 1e-6, 1e-6  # their logarithms are fitted
 
 
-def collect_evidence(
-    replay: Replay, costs: Costs, progress: Callable[[int, int], None] = lambda done, total: None
-) -> Evidence:
-    """Collect the evidence from the continuations of a replay."""
-    n = 2 * replay.model.spec.n_layers
-    without = []
-    for s in range(n):
-        without.append(
-            replay.measure_acceptance(SkipMask.from_sublayers(n // 2, [s]), RANKING_PROMPTS)
-        )
-        progress(s + 1, n)
-    sample = replay.batches.build_sample(TRACED_PROMPTS)
+def collect_evidence(replay: Replay, costs: Costs) -> Evidence:
+    """Collect the evidence from the continuations of a replay.
+
+    It takes two passes over a few positions. What takes longer is measured when a searcher asks.
+    """
+    sample = replay.batches.build_sample(TRACED_TEXTS, TRACED_POSITIONS)
     states, cosines = trace_residual_stream(replay.model, sample)
-    return Evidence(cosines, tuple(without), costs, states, make_layer_probe(replay.model, sample))
+    return Evidence(
+        cosines,
+        cache(lambda: estimate_single_skips(replay, cosines)),
+        costs,
+        states,
+        make_layer_probe(replay.model, sample),
+    )
+
+
+def estimate_single_skips(replay: Replay, cosines: Sequence[float]) -> tuple[float, ...]:
+    """Return α of the draft that skips each sub-layer alone, in flat order.
+
+    A few sub-layers, from the one that turns the stream least to the one that turns it most, are
+    replayed. A power law of 1 − cosine through their losses gives the others. Source: KnapSpec
+    (arXiv 2602.20217) relates the cosine of hidden states to acceptance.
+    """
+    n = len(cosines)
+    turns = np.maximum(1 - np.asarray(cosines, dtype=float), MIN_TURN)
+    order = turns.argsort()
+    confirmed = sorted(
+        {int(order[i]) for i in np.linspace(0, n - 1, CONFIRMED_SUBLAYERS).round().astype(int)}
+    )
+    alphas = {
+        s: replay.measure_acceptance(SkipMask.from_sublayers(n // 2, [s]), CONFIRMED_SEGMENTS)
+        for s in confirmed
+    }
+    losses = [max(MIN_LOSS, -math.log(max(MIN_LOSS, alphas[s]))) for s in confirmed]
+    slope, offset = np.polyfit(np.log(turns[confirmed]), np.log(losses), 1)
+    fitted = np.exp(-np.exp(max(0.0, slope) * np.log(turns) + offset))
+    return tuple(alphas.get(s, float(fitted[s])) for s in range(n))
 
 
 @no_grad

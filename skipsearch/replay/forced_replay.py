@@ -10,17 +10,27 @@ from skipsearch.constraints import CompiledConstraint
 from skipsearch.core.sequences import common_prefix_length
 from skipsearch.replay.lookup_replay import LookupProposals
 from skipsearch.replay.rounds import MAX_ROUND_DRAFT
+from skipsearch.replay.segments import Segment
 
 
 class ForcedReplay:
-    """The forced tokens at every position of every continuation.
+    """The forced tokens at every position of every segment.
 
     In decoding, a drafter may continue forced tokens in the same round. This replay counts the
     forced tokens alone, so it predicts a few rounds too many.
     """
 
-    def __init__(self, constraint: CompiledConstraint, continuations: Sequence[Sequence[int]]):
-        self._counts = [_count_forced(constraint, text) for text in continuations]
+    def __init__(
+        self,
+        constraint: CompiledConstraint,
+        texts: Sequence[Sequence[int]],
+        segments: Sequence[Segment],
+    ):
+        """Count the forced tokens. texts: whole continuations, to which `segments` refer."""
+        of_texts = [_count_forced(constraint, text) for text in texts]
+        self._counts = [
+            tuple(counts[s.first : s.end] for counts in of_texts[s.text]) for s in segments
+        ]
 
     def __call__(self, prompt_indices: Sequence[int]) -> LookupProposals:
         """Return the forced tokens at the positions of these prompts, in order."""

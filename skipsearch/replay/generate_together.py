@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,9 +21,23 @@ from skipsearch.errors import non_finite_logits
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 from skipsearch.models.memory import free_memory
-from skipsearch.replay.replay_batches import KV_MEMORY_FRACTION, bytes_of_a_slot
+from skipsearch.replay.text_kv import KV_MEMORY_FRACTION, TextKV, bytes_of_a_slot, copy_text_kv
 
-PROMPTS_PER_PASS = 32  # prompts of one pass, at most
+# Prompts of one pass, at most. On a CPU, a pass over more rows takes as much more time.
+PROMPTS_PER_PASS = {"cpu": 16, "cuda": 32}
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The tokens that the full model generated after a prompt."""
+
+    tokens: list[int]
+    kv: TextKV | None = None  # of prompt and tokens; None: not kept
+
+
+def prompts_per_pass(model: ModelAdapter) -> int:
+    """Return the most prompts that are continued in one pass."""
+    return PROMPTS_PER_PASS.get(model.spec.device.type, PROMPTS_PER_PASS["cpu"])
 
 
 def generate_continuations(
@@ -34,11 +49,13 @@ def generate_continuations(
     sampling: SamplingParams = GREEDY,
     seed: int = 0,
     constraint: Constraint | None = None,
-) -> list[list[int]]:
-    """Return the generated tokens of each prompt.
+    keep_kv: bool = False,
+) -> list[Continuation]:
+    """Return the continuation of each prompt.
 
     A text ends as in decoding: by end of sequence, a repeat, the length or the model's context.
     sampling: as for the decoder; prompt i has the seed `seed + i`.
+    keep_kv: keep the K/V of the texts, if the model's cache is a plain one.
     progress(tokens done, tokens that may be generated): if a text ends early, the rest of its
     tokens count as done.
 
@@ -54,10 +71,10 @@ def generate_continuations(
         for p in prompt_ids
     ]
     total, done = sum(max_tokens), 0
-    tokens: dict[int, list[int]] = {}
-    while len(tokens) < len(order):
+    written: dict[int, Continuation] = {}
+    while len(written) < len(order):
         group = _first_that_fit(
-            model, [(i, len(prompt_ids[i]) + max_tokens[i]) for i in order[len(tokens) :]]
+            model, [(i, len(prompt_ids[i]) + max_tokens[i]) for i in order[len(written) :]]
         )
         stoppers = [
             StopCondition(max_tokens[i], model.spec.eos_token_ids, end_on_repeat=end_on_repeat)
@@ -66,11 +83,16 @@ def generate_continuations(
         matchers = [Request((0,), constraint=constraint).new_matcher(model) for _ in group]
         chooser = _Chooser(model, sampling, [seed + i for i in group], matchers)
         texts = _generate_group(
-            model, [prompt_ids[i] for i in group], stoppers, chooser, _after(done, total, progress)
+            model,
+            [prompt_ids[i] for i in group],
+            stoppers,
+            chooser,
+            _after(done, total, progress),
+            keep_kv,
         )
-        tokens |= zip(group, texts, strict=True)
+        written |= zip(group, texts, strict=True)
         done += sum(max_tokens[i] for i in group)
-    return [tokens[i] for i in range(len(prompt_ids))]
+    return [written[i] for i in range(len(prompt_ids))]
 
 
 def continue_in_turn(
@@ -82,12 +104,13 @@ def continue_in_turn(
     sampling: SamplingParams = GREEDY,
     seed: int = 0,
     constraint: Constraint | None = None,
-) -> list[list[int]]:
-    """Generate as `generate_continuations` does, but one prompt at a time.
+    keep_kv: bool = False,
+) -> list[Continuation]:
+    """Generate as `generate_continuations` does, but one prompt at a time. K/V are not kept.
 
     This is for models that cannot batch prompts of different lengths.
     """
-    decoder, tokens = Decoder(model, draft_forced=False), list[list[int]]()
+    decoder, written = Decoder(model, draft_forced=False), list[Continuation]()
     total = len(prompts) * max_new_tokens
     for i, prompt in enumerate(prompts):
         text = list[int]()
@@ -103,9 +126,9 @@ def continue_in_turn(
         ):
             text += chunk.tokens
             progress(i * max_new_tokens + len(text), total)
-        tokens.append(text)
+        written.append(Continuation(text))
     progress(total, total)
-    return tokens
+    return written
 
 
 def _first_that_fit(model: ModelAdapter, slots: Sequence[tuple[int, int]]) -> list[int]:
@@ -115,7 +138,7 @@ def _first_that_fit(model: ModelAdapter, slots: Sequence[tuple[int, int]]) -> li
     """
     budget = KV_MEMORY_FRACTION * free_memory(model.spec.device) / bytes_of_a_slot(model)
     group, longest = list[int](), 0
-    for i, n_slots in slots[:PROMPTS_PER_PASS]:
+    for i, n_slots in slots[: prompts_per_pass(model)]:
         longest = max(longest, n_slots)
         if group and (len(group) + 1) * longest > budget:
             break
@@ -188,7 +211,8 @@ def _generate_group(
     stoppers: Sequence[StopCondition],
     chooser: _Chooser,
     progress: Callable[[int], None],
-) -> list[list[int]]:
+    keep_kv: bool,
+) -> list[Continuation]:
     spec = model.spec
     longest = max(map(len, prompt_ids))
     capacity = max(
@@ -210,6 +234,14 @@ def _generate_group(
     generated: list[list[int]] = [[] for _ in prompt_ids]
     rows = list(range(len(prompt_ids)))  # text index of each row of the pass
     running, done = set(rows), 0
+    kept: dict[int, TextKV] = {}
+
+    def keep_rows(texts: Sequence[int]) -> None:
+        if keep_kv and type(cache) is KVCache:
+            for text in texts:
+                n_read = len(prompt_ids[text]) + len(generated[text]) - 1
+                kept[text] = copy_text_kv(cache, rows.index(text), n_read)
+
     while True:
         keys = int(position.max()) + 1
         visible = (planner.list_slots(keys) <= position)[:, None, None]  # [B, 1, 1, keys]
@@ -227,13 +259,15 @@ def _generate_group(
                 done += stoppers[text].max_new_tokens - len(generated[text])
         progress(done)
         if not running:
-            return generated
+            keep_rows(rows)
+            return [Continuation(text, kept.get(i)) for i, text in enumerate(generated)]
         # A row whose text has ended reads its last token again, and its logits are ignored. If at
         # least half of the rows have ended, they are dropped from the batch.
         token = token.clone()
         token[open_rows, 0] = torch.tensor(tokens, device=spec.device)
         position = (position + 1).clamp(max=capacity - 1)
         if 2 * len(running) <= len(rows):
+            keep_rows([text for text in rows if text not in running])
             remaining = [row for row, text in enumerate(rows) if text in running]
             rows, token, position, cache = (
                 [rows[row] for row in remaining],

@@ -30,9 +30,12 @@ from skipsearch.engine import no_grad, run_layers
 from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.replay.generate_together import continue_in_turn, generate_continuations
+from skipsearch.models.memory import free_memory
 from skipsearch.replay.recurrent_batches import RecurrentReplayBatches
+from skipsearch.replay.reference_text import TextSettings, TextStore, write_reference_text
 from skipsearch.replay.replay_batches import ReplayBatch, ReplayBatches, logit_chunks, unpad
+from skipsearch.replay.segments import cut_segments
+from skipsearch.replay.text_kv import KV_MEMORY_FRACTION
 
 RECURRENT_NOTE = (
     "; masks are judged at each position from the recurrent states that it had there, and drafts "
@@ -64,6 +67,10 @@ class PromptReplay:
 class Replay:
     """The full model's continuations of prompts, on which any mask can be judged.
 
+    Long texts are cut into segments (`replay/segments.py`). `prompt_ids`, `continuations` and
+    `token_budgets` are those of the segments: what comes before a segment is its prompt.
+
+    texts: the whole continuations, of the first prompts.
     draft_model: the model that drafts, unless a call names another; None: the verifying model.
     vocabulary: the tokens that drafts can propose; None: all.
     """
@@ -82,6 +89,8 @@ class Replay:
         seed: int = 0,
         max_kv_bytes: int | None = None,
         constraint: Constraint | None = None,
+        store: TextStore | None = None,
+        limit_s: float | None = None,
     ):
         """Let the model continue the prompts.
 
@@ -89,23 +98,32 @@ class Replay:
         max_kv_bytes: memory for the K/V of the continuations; None: a quarter of the free memory.
         K/V that do not fit are computed again for every mask.
         constraint: the shape of the texts. A draft token that it forbids differs from the text.
-        progress(tokens done, tokens that may be generated).
+        progress(tokens done, tokens that may be generated). store, limit_s: as for
+        `write_reference_text`.
         Raises: SearchError if every continuation ends after one token, so that nothing can be
         replayed.
         """
-        self.model, self.prompt_ids, self.sampling = model, prompt_ids, sampling
-        context = model.spec.context_length
-        self.token_budgets = [
-            (max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1
-            for p in prompt_ids
-        ]
-        generate = generate_continuations if model.spec.ragged_batches else continue_in_turn
-        self.continuations = generate(
-            model, prompt_ids, max_new_tokens, end_on_repeat, progress, sampling, seed, constraint
+        self.model, self.sampling = model, sampling
+        settings = TextSettings(max_new_tokens, end_on_repeat, sampling, seed, constraint)
+        kv_budget = (
+            free_memory(model.spec.device) * KV_MEMORY_FRACTION
+            if max_kv_bytes is None
+            else max_kv_bytes
         )
-        n_loops = self._cut_loops() if end_on_repeat == "loop" else 0
-        if not any(len(generated) > 1 for generated in self.continuations):
-            n = len(prompt_ids)
+        # Half for the texts, which are released below, and half for the batches.
+        written = write_reference_text(
+            model, prompt_ids, settings, progress, store, limit_s, kv_budget / 2
+        )
+        context = model.spec.context_length
+        prompts = prompt_ids[: len(written)]
+        budgets = [
+            (max_new_tokens if context is None else min(max_new_tokens, context - len(p))) - 1
+            for p in prompts
+        ]
+        self.texts = [text.tokens for text in written]
+        n_loops = self._cut_loops(budgets) if end_on_repeat == "loop" else 0
+        if not any(len(generated) > 1 for generated in self.texts):
+            n = len(prompts)
             raise SearchError(
                 "the model ends every calibration prompt with its first token, so there is nothing "
                 "to draft: take another task"
@@ -115,21 +133,35 @@ class Replay:
                 "there is nothing to draft: take another task, or --chat if these are requests to "
                 "a chat model"
             )
+        self.segments = cut_segments([max(0, len(text) - 1) for text in self.texts])
+        self.prompt_ids = [
+            [*prompts[s.text], *self.texts[s.text][: s.first]] for s in self.segments
+        ]
+        self.continuations = [self.texts[s.text][s.first : s.end + 1] for s in self.segments]
+        self.token_budgets = [budgets[s.text] - s.first for s in self.segments]
         kind = RecurrentReplayBatches if model.spec.is_recurrent else ReplayBatches
-        self.batches = kind(model, prompt_ids, self.continuations, sampling, max_kv_bytes)
+        self.batches = kind(
+            model,
+            self.prompt_ids,
+            self.continuations,
+            sampling,
+            max_kv_bytes,
+            [written[s.text].kv for s in self.segments],
+        )
         self._text_counts: Tensor | None = None  # [V], made when it is needed
 
-    def _cut_loops(self) -> int:
-        """Cut each continuation before its loop, where its measured generation ends, too.
+    def _cut_loops(self, token_budgets: list[int]) -> int:
+        """Cut each text before its loop, where its measured generation ends, too.
 
-        Returns the number of continuations that loop from their first token on.
+        token_budgets: of the texts; those of cut texts change. Returns the number of texts that
+        loop from their first token on.
         """
         n_from_start = 0
-        for i, text in enumerate(self.continuations):
+        for i, text in enumerate(self.texts):
             n_before = find_loop_start(text)
             if n_before is not None:
-                self.continuations[i] = text[: max(1, n_before)]
-                self.token_budgets[i] = len(self.continuations[i]) - 1
+                self.texts[i] = text[: max(1, n_before)]
+                token_budgets[i] = len(self.texts[i]) - 1
                 n_from_start += n_before < 2
         return n_from_start
 
@@ -310,7 +342,8 @@ class Replay:
         shared[list(vocabulary.token_ids())] = 0
         first_uses = shared.repeat(len(prompt_indices), 1)
         for first_use, p in zip(first_uses, prompt_indices, strict=True):
-            text = self.continuations[p]
+            segment = self.segments[p]
+            text = self.texts[segment.text][segment.first :]
             # Reversed, so that the first occurrence of a token is written last.
             own = dict(zip(reversed(text), reversed(range(len(text))), strict=True))
             ids = torch.tensor(list(own), device=device)
@@ -325,7 +358,7 @@ class Replay:
         """Return the number of continuations that have each token, [n]."""
         if self._text_counts is None:
             counts = torch.zeros(self.model.spec.vocab_size, dtype=torch.int32)
-            for text in self.continuations:
+            for text in self.texts:
                 counts[list(set(text))] += 1
             self._text_counts = counts.to(token_ids.device)
         return self._text_counts[token_ids]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from skipsearch.engine.sampler import GREEDY, SamplingParams, TemperatureSampler
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
 from skipsearch.models.memory import free_memory
+from skipsearch.replay.text_kv import KV_MEMORY_FRACTION, TextKV, bytes_of_a_slot
 
 MAX_ROUND_DRAFT = 16  # most draft tokens of a round of a simulation
 MAX_BATCH_PROMPTS = 16
@@ -21,9 +23,6 @@ MAX_PASS_ROWS = {"cpu": 256, "cuda": 2048}
 # Rows of logits at a time. They fit into a CPU's cache, or into a GPU's memory if the vocabulary is
 # large.
 MAX_LOGIT_ROWS = {"cpu": 128, "cuda": 512}
-# Share of the free memory for K/V. Activations, logits, a decoder's cache and other processes need
-# memory, too.
-KV_MEMORY_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,14 @@ class ReplayBatches:
         continuations: Sequence[Sequence[int]],
         sampling: SamplingParams = GREEDY,
         max_kv_bytes: int | None = None,
+        prefix_kv: Sequence[TextKV | None] = (),
     ):
+        """Group the texts.
+
+        prefix_kv: for each text, the full model's K/V of at least its prompt, if they are known.
+        They are copied instead of computed. (): none are known.
+        """
+        self._prefix_kv = prefix_kv or (None,) * len(prompt_ids)
         self.model, self.prompt_ids, self.continuations = model, prompt_ids, continuations
         self.sampler = (
             None
@@ -116,12 +122,18 @@ class ReplayBatches:
         )
         return (self[(2 * i + 1) * len(self) // (2 * count)] for i in range(count))
 
-    def build_sample(self, max_prompts: int = MAX_BATCH_PROMPTS) -> ReplayBatch:
-        """Build one batch of texts of medium length, to observe hidden states."""
+    def build_sample(self, n_texts: int, n_positions: int) -> ReplayBatch:
+        """Build one batch of the first positions of texts of medium length.
+
+        Searchers observe hidden states on it. A model that cannot batch has one text in it.
+        """
         texts = [i for indices in self.prompt_indices for i in indices]
-        max_prompts = max_prompts if self.model.spec.ragged_batches else 1
-        start = max(0, (len(texts) - max_prompts) // 2)
-        return self._build(tuple(texts[start : start + max_prompts]))
+        n_texts = n_texts if self.model.spec.ragged_batches else 1
+        start = max(0, (len(texts) - n_texts) // 2)
+        begun = copy(self)
+        begun.continuations = [text[: n_positions + 1] for text in self.continuations]
+        begun._target_probs = {}
+        return begun._build(tuple(texts[start : start + n_texts]))
 
     def _group_prompts(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the text indices of each batch. lengths: positions of each text."""
@@ -190,12 +202,27 @@ class ReplayBatches:
         )
         is_valid = torch.arange(n, device=device) < torch.tensor(lengths, device=device)[:, None]
         valid_positions, labels = is_valid.flatten().nonzero()[:, 0], generated[:, 1:]
-        states = self._run_full_model(
-            texts,
-            cache,
-            planner.plan_chain(0, longest, len(prompt_indices)),
-            positions.clamp(max=longest - 1),
-        )
+        prefixes = [self._prefix_kv[i] for i in prompt_indices]
+        if None in prefixes:
+            states = self._run_full_model(
+                texts,
+                cache,
+                planner.plan_chain(0, longest, len(prompt_indices)),
+                positions.clamp(max=longest - 1),
+            )
+        else:
+            for row, (i, prefix) in enumerate(zip(prompt_indices, prefixes, strict=True)):
+                assert prefix is not None
+                prefix.copy_to(cache, row, len(self.prompt_ids[i]))
+            # Padding writes to its own slots after the texts, where nothing reads it.
+            reads = (all_slots <= positions[..., None])[:, None]
+            text_plan = PassPlan(clamped_positions, positions, longest + n, reads, None)
+            states = self._run_full_model(
+                generated[:, :-1],
+                cache,
+                text_plan,
+                torch.arange(n, device=device).expand_as(positions),
+            )
         if self.sampler is not None and prompt_indices not in self._target_probs:
             self._target_probs[prompt_indices] = self._target_probability(
                 unpad(states[-1], valid_positions), labels.flatten()[valid_positions]
@@ -281,17 +308,3 @@ def _group_by_length(lengths: Sequence[int], max_rows: int) -> list[tuple[int, .
 
 def _pad(tokens: Sequence[int], length: int) -> list[int]:
     return [*tokens, *[0] * (length - len(tokens))]
-
-
-@no_grad
-def bytes_of_a_slot(model: ModelAdapter) -> int:
-    """Return the bytes of one token's K/V."""
-    cache, device = model.new_cache(1, 1), model.spec.device
-    plan = Planner(1, device).plan_chain(0, 1)
-    run_layers(
-        model,
-        model.embed(torch.zeros(1, 1, dtype=torch.long, device=device), plan.positions),
-        cache,
-        plan,
-    )
-    return cache.nbytes

@@ -24,9 +24,10 @@ class Prediction:
     """Predicted counts and decode times of a recipe."""
 
     stats: DecodeStats  # of all prompts together
-    seconds: np.ndarray  # [prompts]
-    tokens: np.ndarray  # [prompts] tokens of the rounds
-    prompt_indices: tuple[int, ...] = ()  # in the workload; (): unknown
+    seconds: np.ndarray  # [segments]
+    tokens: np.ndarray  # [segments] tokens of the rounds
+    # Of each segment, in the workload; (): unknown
+    prompt_indices: tuple[int, ...] = ()
 
     @property
     def seconds_per_token(self) -> float:
@@ -39,7 +40,7 @@ class Prediction:
         per token on all prompts. Returns 1 if one of the prompts seen was not predicted.
         """
         rows = [row for row, prompt in enumerate(self.prompt_indices) if prompt in seen_prompts]
-        if not rows or len(rows) < len(set(seen_prompts)):
+        if not rows or not set(seen_prompts) <= set(self.prompt_indices):
             return 1.0
         seen = float(self.seconds[rows].sum() / self.tokens[rows].sum())
         return self.seconds_per_token / seen

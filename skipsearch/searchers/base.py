@@ -44,7 +44,8 @@ class Evidence:
     Flat order is that of a pass: attention and MLP of layer 0, of layer 1, …
     cosines: mean cosine between the residual stream before and after each sub-layer (flat order). A
     sub-layer with a high cosine changes the stream little.
-    single_skip_acceptance: for each sub-layer, α of the draft that skips it alone (flat order).
+    single_skip_acceptance: returns for each sub-layer α of the draft that skips it alone (flat
+    order). The first call measures it.
     costs: the cost model.
     states: residual stream over calibration text before each layer and after the last, [L + 1, N,
     H].
@@ -53,7 +54,7 @@ class Evidence:
     """
 
     cosines: tuple[float, ...] | None = None
-    single_skip_acceptance: tuple[float, ...] | None = None
+    single_skip_acceptance: Callable[[], tuple[float, ...]] | None = None
     costs: Costs | None = None
     states: Tensor | None = None
     probe: Callable[[int, Tensor, bool, bool], Tensor] | None = None
@@ -108,7 +109,6 @@ class SearchProblem:
         costs = self.evidence.costs
         for name, values in (
             ("cosines", self.evidence.cosines),
-            ("single_skip_acceptance", self.evidence.single_skip_acceptance),
             ("costs.sublayers", costs.sublayers if costs else None),
         ):
             if values is not None and len(values) != n:

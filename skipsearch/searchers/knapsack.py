@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from skipsearch.core.cost_model import Costs
 from skipsearch.core.mask import SkipMask
 from skipsearch.searchers.base import SearchProblem, require
 from skipsearch.searchers.fixed_order import FixedOrderSearcher
@@ -29,24 +30,28 @@ class Knapsack(FixedOrderSearcher):
     """
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
-        loss = log_losses(
-            problem,
-            require(problem.evidence.single_skip_acceptance, "single_skip_acceptance", "knapsack"),
+        measure = require(
+            problem.evidence.single_skip_acceptance, "single_skip_acceptance", "knapsack"
         )
-        costs = require(problem.evidence.costs, "costs", "knapsack")
-        seconds = [sum(costs.sublayers[s] for s in unit) for unit in problem.units]
-        budget = min(MAX_LOSS, sum(loss))
-        weights = [round(x / budget * LOSS_STEPS) if budget else 0 for x in loss]
-        packed = {problem.mask_of(units) for units in solve_knapsack(weights, seconds, LOSS_STEPS)}
-        return iter(
-            sorted(
-                packed,
-                key=lambda mask: (
-                    -predicted_speedup(mask, independent_alpha(problem, mask, loss), costs),
-                    mask.bits,
-                ),
-            )
-        )
+        return _save_most(problem, measure, require(problem.evidence.costs, "costs", "knapsack"))
+
+
+def _save_most(
+    problem: SearchProblem, measure: Callable[[], Sequence[float]], costs: Costs
+) -> Iterator[SkipMask]:
+    """Yield the mask of each limit of lost acceptance, best prediction first."""
+    loss = log_losses(problem, measure())
+    seconds = [sum(costs.sublayers[s] for s in unit) for unit in problem.units]
+    budget = min(MAX_LOSS, sum(loss))
+    weights = [round(x / budget * LOSS_STEPS) if budget else 0 for x in loss]
+    packed = {problem.mask_of(units) for units in solve_knapsack(weights, seconds, LOSS_STEPS)}
+    yield from sorted(
+        packed,
+        key=lambda mask: (
+            -predicted_speedup(mask, independent_alpha(problem, mask, loss), costs),
+            mask.bits,
+        ),
+    )
 
 
 def solve_knapsack(

@@ -55,9 +55,10 @@ class LocalSearch:
 
         Returns {} if nothing was measured.
         """
-        alphas = self._problem.evidence.single_skip_acceptance
-        if alphas is None:
+        measure = self._problem.evidence.single_skip_acceptance
+        if measure is None:
             return {}
+        alphas = measure()
         costs = costs_or_uniform(self._problem)
         logs = [
             -math.log(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from skipsearch.core.cost_model import Costs
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import expected_speedup
+from skipsearch.errors import SearchError
 from skipsearch.searchers.base import SearchProblem
 
 MIN_ALPHA = 1e-6  # an acceptance measured as 0 becomes a large loss, not an infinite one
@@ -20,7 +21,13 @@ def log_losses(problem: SearchProblem, alpha: Sequence[float]) -> tuple[float, .
     """Return -log α of each unit. alpha: α of the draft that skips each sub-layer alone.
 
     The losses of units add up if units lose acceptance independently.
+    Raises: SearchError if there are not as many values as sub-layers.
     """
+    if len(alpha) != 2 * problem.n_layers:
+        raise SearchError(
+            f"evidence.single_skip_acceptance has {len(alpha)} values for {2 * problem.n_layers} "
+            "sub-layers; is it another model's?"
+        )
     return tuple(
         sum(-math.log(min(1.0, max(MIN_ALPHA, alpha[s]))) for s in unit) for unit in problem.units
     )

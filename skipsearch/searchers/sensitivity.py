@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.searchers.base import SearchProblem, require
@@ -24,11 +24,16 @@ class Sensitivity(FixedOrderSearcher):
     """
 
     def list_masks(self, problem: SearchProblem) -> Iterator[SkipMask]:
-        loss = log_losses(
-            problem,
-            require(
-                problem.evidence.single_skip_acceptance, "single_skip_acceptance", "sensitivity"
-            ),
+        measure = require(
+            problem.evidence.single_skip_acceptance, "single_skip_acceptance", "sensitivity"
         )
-        order = sorted(range(len(loss)), key=lambda u: (loss[u], u))
-        return (problem.mask_of(order[:count]) for count in coarse_to_fine(len(order)))
+        return _skip_least_harmful(problem, measure)
+
+
+def _skip_least_harmful(
+    problem: SearchProblem, measure: Callable[[], Sequence[float]]
+) -> Iterator[SkipMask]:
+    loss = log_losses(problem, measure())
+    order = sorted(range(len(loss)), key=lambda u: (loss[u], u))
+    for count in coarse_to_fine(len(order)):
+        yield problem.mask_of(order[:count])

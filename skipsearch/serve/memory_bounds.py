@@ -5,7 +5,7 @@ from __future__ import annotations
 from skipsearch.decoding.prefix_cache import FIRST_TOKENS
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.loading.placement import in_gb
-from skipsearch.replay.replay_batches import bytes_of_a_slot
+from skipsearch.replay.text_kv import bytes_of_a_slot
 from skipsearch.serve.limits import Limits
 
 

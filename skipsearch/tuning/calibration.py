@@ -14,6 +14,7 @@ from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.forced_replay import ForcedReplay
+from skipsearch.replay.reference_text import TextSettings, TextStore
 from skipsearch.replay.replay import RECURRENT_NOTE, Replay
 from skipsearch.replay.trained_replay import TrainedDraft, load_shipped_draft, load_trained_draft
 from skipsearch.replay.workload import Workload
@@ -28,6 +29,9 @@ from skipsearch.tuning.events import (
 from skipsearch.tuning.objective import MAX_DRAFT, ReplayObjective
 from skipsearch.tuning.recipe_shape import RECIPE_SHAPES, TRAINED_DRAFTERS, list_shapes
 from skipsearch.tuning.settings import TuneSettings
+
+# Reference text is written for this long, or for this share of the search's budget if that is more.
+MIN_TEXT_S, TEXT_SHARE = 45.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,11 @@ def calibrate(
             for shape in list_shapes(kind)
         ),
     ]
-    objective = build_replay_objective(model, workload, on_event, settings.remeasure, shapes)
-    return Calibration(workload, objective, tuple(trained))
+    text_limit_s = max(MIN_TEXT_S, TEXT_SHARE * (settings.limit_s or 0.0))
+    objective = build_replay_objective(
+        model, workload, on_event, settings.remeasure, shapes, text_limit_s
+    )
+    return Calibration(workload.head(len(objective.replay.texts)), objective, tuple(trained))
 
 
 def build_replay_objective(
@@ -77,9 +84,19 @@ def build_replay_objective(
     on_event: TuneListener,
     remeasure: bool = False,
     shapes: Sequence[str] = ("skip",),
+    text_limit_s: float | None = None,
 ) -> ReplayObjective:
-    """Build the objective from the model's continuations and the latency table."""
+    """Build the objective from the model's continuations and the latency table.
+
+    text_limit_s: time after which no further prompts are continued.
+    """
     progress = make_progress_callback(on_event)
+    text = TextSettings(
+        calibration.max_new_tokens,
+        calibration.end_on_repeat,
+        calibration.sampling,
+        constraint=calibration.constraint,
+    )
     replay = Replay(
         model,
         calibration.prompt_ids,
@@ -88,8 +105,18 @@ def build_replay_objective(
         progress,
         calibration.sampling,
         constraint=calibration.constraint,
+        store=TextStore.open_for(model, text),
+        limit_s=text_limit_s,
     )
-    _report_short_texts(replay.continuations, on_event)
+    n_prompts = len(calibration.prompt_ids)
+    if len(replay.texts) < n_prompts:
+        on_event(
+            Notice(
+                f"the search uses the first {len(replay.texts)} of {n_prompts} calibration "
+                f"prompts, which took {text_limit_s:.0f} s to continue; a longer --budget takes more"
+            )
+        )
+    _report_short_texts(replay.texts, on_event)
     on_event(StageStarted("measuring the latency table"))
     costs = measure_task_costs(
         model, replay.context_lengths(), calibration.sampling, progress, on_event, remeasure
@@ -119,7 +146,7 @@ def _replay_forced(
     compiled = compile_constraint(
         calibration.constraint, model.tokenizer, spec.vocab_size, spec.eos_token_ids
     )
-    return ForcedReplay(compiled, replay.continuations)
+    return ForcedReplay(compiled, replay.texts, replay.segments)
 
 
 def measure_task_costs(

@@ -65,7 +65,7 @@ from skipsearch.tuning.study import StudyStore
 from skipsearch.tuning.wall_objective import WallObjective
 
 WALL_OBJECTIVE_PROMPTS = 6  # prompts of one evaluation under the wall objective
-REFINED_MASKS = 8  # masks that are tried with every setting
+REFINED_MASKS = 4  # masks that are tried with every setting
 HOLDOUT_REPEATS = 2
 
 
@@ -145,7 +145,7 @@ def tune(
     candidates = select_candidates(search, calibration, settings, on_event)
     on_event(StageStarted("racing the best recipes under real decoding of calibration prompts"))
     rungs = ONLINE_RACE_RUNGS if settings.chooses_masks_online else RACE_RUNGS
-    winner, raced = race_candidates(model, prompts, candidates, seed, on_event, rungs)
+    winner, raced = race_candidates(model, calibration.workload, candidates, seed, on_event, rungs)
     search_s = perf_counter() - started
 
     holdout = make_workload(model, task, task.holdout)
@@ -231,8 +231,7 @@ def search_masks(
     leading = choose_leading_readings(readings, store, n_layers, on_event)
     joint = readings.joint_objective(leading)
     by_replay = joint.leading
-    on_event(StageStarted("ranking sub-layers by what skipping each alone costs"))
-    evidence = collect_evidence(by_replay.replay, by_replay.costs, make_progress_callback(on_event))
+    evidence = collect_evidence(by_replay.replay, by_replay.costs)
     problem = SearchProblem(
         n_layers, settings.never_skip, evidence, settings.seed, settings.whole_layers
     )

@@ -43,6 +43,7 @@ RUNG_STRIDES = (
 )  # a rung replays every twelfth batch of continuations, then every sixth, …
 MIN_RUNG_PROMPTS = 6  # a sample of fewer prompts says too little
 MAX_LOOKUPS = 6  # settings of lookup tried before a skip drafter, each also with a match of 1 token
+MAX_KEPT_ROUNDS = 16  # masks whose round tables are kept, about 1 MB each
 MIN_SIBLING_GAIN = 1.01  # a smaller gain from siblings is within the noise
 POLICIES_WITH_SIBLINGS = 8  # draft policies of a mask that are tried with siblings
 # A mask is dropped if it is slower than the best one by more standard errors than this. A mask that
@@ -115,7 +116,7 @@ class ReplayObjective:
         # Predictions of the best mask so far: on the prompts of the first rung, of the first two
         # rungs, …, of all. Objectives of one search share the list.
         self._leader: list[Prediction] = []
-        self._last_rounds: tuple[SkipMask, RoundTable] | None = None
+        self._rounds: dict[SkipMask, RoundTable] = {}  # of the masks replayed last on all segments
         self.lookup_replay = (
             LookupReplay(replay.prompt_ids, replay.continuations)
             if any(shape.kind == "lookup" or shape.after_lookup for shape in self.shapes)
@@ -140,7 +141,7 @@ class ReplayObjective:
         objective = copy(self)
         objective.replay = self.replay.with_draft(draft_model, reading.vocabulary)
         objective.costs, objective.reading = costs, reading
-        objective._leader, objective._last_rounds = [], None
+        objective._leader, objective._rounds = [], {}
         return objective
 
     def share_leader(self, other: ReplayObjective) -> None:
@@ -172,7 +173,8 @@ class ReplayObjective:
         predictions: list[Prediction] = []
         for rung in self._rungs:
             replayed += self.replay(mask, batch_indices=rung)
-            candidate = self.predict_coarse(rounds_from_replay(replayed), mask)
+            rounds = rounds_from_replay(replayed)
+            candidate = self.predict_coarse(rounds, mask)
             assert candidate.prediction is not None
             prediction = candidate.prediction
             predictions.append(prediction)
@@ -182,9 +184,18 @@ class ReplayObjective:
                 if lag_s.sum() > DROP_SIGMAS * lag_s.std() * sqrt(len(lag_s)):
                     scale = self._leader[-1].seconds_per_token / leader.seconds_per_token
                     return self._make_trial(mask, candidate.recipe, prediction, scale)
+        # In the order of the segments, as everywhere but between rungs.
+        replayed.sort(key=lambda r: r.prompt_index)
+        self._keep_rounds(mask, rounds_from_replay(replayed))
         if not self._leader or prediction.seconds_per_token < self._leader[-1].seconds_per_token:
             self._leader[:] = predictions
         return self._make_trial(mask, candidate.recipe, prediction)
+
+    def _keep_rounds(self, mask: SkipMask, rounds: RoundTable) -> None:
+        """Keep the round table of a mask on all segments: the best masks are asked for again."""
+        while len(self._rounds) >= MAX_KEPT_ROUNDS:
+            del self._rounds[next(iter(self._rounds))]
+        self._rounds[mask] = rounds
 
     def predict_sample_s(self, mask: SkipMask) -> float:
         """Predict the seconds per token of a mask on the smallest sample of the prompts."""
@@ -223,10 +234,9 @@ class ReplayObjective:
         fine: try all settings, not only those of the mask search. siblings: if `fine`, try
         siblings, too.
         """
-        if self._last_rounds is None or self._last_rounds[0] != mask:
-            # Finalists call this for several shapes in a row.
-            self._last_rounds = mask, rounds_from_replay(self.replay(mask))
-        rounds = self._last_rounds[1]
+        if mask not in self._rounds:
+            self._keep_rounds(mask, rounds_from_replay(self.replay(mask)))
+        rounds = self._rounds[mask]
         if after_lookup is None:
             after_lookup = self.searched_shape.after_lookup
         options = self.list_lookups(after_lookup)
@@ -268,6 +278,10 @@ class ReplayObjective:
     ) -> Prediction:
         """Predict a recipe. Its counters have no entry for forced tokens."""
         prediction = simulate(rounds, mask, policy, costs, proposals)
+        segments = self.replay.segments
+        prediction = replace(
+            prediction, prompt_indices=tuple(segments[i].text for i in rounds.prompt_indices)
+        )
         if self.forced is not None:
             del prediction.stats.by_drafter[0]
         return prediction

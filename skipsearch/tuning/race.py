@@ -130,7 +130,7 @@ def predict_decoding_s(objective: ReplayObjective, longest: LongestDecoding) -> 
     Assumptions: texts are as long as those of the calibration, and drafting is as slow as plain
     decoding. longest: the estimate from the start of the run.
     """
-    texts = objective.replay.continuations
+    texts = objective.replay.texts
     tokens_per_text = sum(map(len, texts)) / len(texts)
     return longest.n_texts * (longest.prefill_s + objective.plain_pass_s * tokens_per_text)
 

@@ -28,7 +28,7 @@ from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.study import StudyStore
 from skipsearch.tuning.vocabularies import list_vocabularies
 
-JUDGED_PROMPTS = 32  # on which every combination is judged
+JUDGED_SEGMENTS = 16  # about, on which every combination is judged
 SHOWN_READINGS = 3
 OTHER_FINALISTS = 2  # recipes in the race whose drafts read something else
 # Combinations that masks are searched with: the best one, and those that are nearly as fast with
@@ -89,7 +89,7 @@ class ReadingSearch:
         self.formats = [
             Reading(weights) for weights in _affordable_formats(self.model, memory_limit, on_event)
         ]
-        self.vocabularies = list(list_vocabularies(self.model, base.replay.continuations))
+        self.vocabularies = list(list_vocabularies(self.model, base.replay.texts))
         self.costs: Mapping[Reading, FormatCosts] = {}
         self.judge_s = 0.0  # seconds of judging the latest mask
         self._judged: dict[SkipMask, list[JudgedReading]] = {}
@@ -140,7 +140,7 @@ class ReadingSearch:
         for done, read in enumerate(self.formats):
             progress(done, len(self.formats))
             by_vocabulary = self.base.replay.judge(
-                mask, self.vocabularies, JUDGED_PROMPTS, draft_model=self._copy_for(read)
+                mask, self.vocabularies, JUDGED_SEGMENTS, draft_model=self._copy_for(read)
             )
             for vocabulary, replayed in zip(self.vocabularies, by_vocabulary, strict=True):
                 reading = replace(read, vocabulary=vocabulary)

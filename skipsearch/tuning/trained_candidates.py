@@ -97,7 +97,7 @@ class TrainedCandidates:
     ) -> list[tuple[T, Reading]]:
         """Return the replay of a trained draft with each format and vocabulary that it may have."""
         if draft.ref not in self._replays:
-            vocabularies = list(list_vocabularies(self.replay.model, self.replay.continuations))
+            vocabularies = list(list_vocabularies(self.replay.model, self.replay.texts))
             if draft.vocabulary is not None:
                 vocabularies = _restrict_all(vocabularies, draft.vocabulary)
             readings = [

@@ -14,8 +14,12 @@ from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import ModelError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.loading import placement
-from skipsearch.replay import generate_together, replay_batches
-from skipsearch.replay.generate_together import continue_in_turn, generate_continuations
+from skipsearch.replay import generate_together, text_kv
+from skipsearch.replay.generate_together import (
+    Continuation,
+    continue_in_turn,
+    generate_continuations,
+)
 
 SAMPLED = SamplingParams(0.7, top_p=0.95)
 SAMPLINGS = [GREEDY, SAMPLED, SamplingParams(1.3), SamplingParams(0.9, top_k=5)]
@@ -47,6 +51,10 @@ def alone(
     )
 
 
+def tokens_of(continuations: list[Continuation]) -> list[list[int]]:
+    return [continuation.tokens for continuation in continuations]
+
+
 @given(
     prompts,
     st.integers(1, 20),
@@ -69,7 +77,11 @@ def test_the_tokens_are_those_of_decoding_alone(
     ]
     for continued in (generate_continuations, continue_in_turn):
         assert (
-            continued(model, chosen, max_new_tokens, end_on_repeat, sampling=sampling, seed=seed)
+            tokens_of(
+                continued(
+                    model, chosen, max_new_tokens, end_on_repeat, sampling=sampling, seed=seed
+                )
+            )
             == expected
         )
 
@@ -79,7 +91,7 @@ def test_a_row_ends_at_its_end_of_sequence_and_the_others_go_on() -> None:
     several = [[5, 17, 40], [9], [3, 3, 8, 1, 30, 22]]
     eos = alone(free, several[0], 12, None)[4]
     model = with_eos(free, eos)
-    found = generate_continuations(model, several, 12, None)
+    found = tokens_of(generate_continuations(model, several, 12, None))
     assert found == [alone(model, p, 12, None) for p in several]
     assert found[0][-1] == eos
     assert len(found[0]) <= 5
@@ -91,11 +103,13 @@ def test_progress_counts_tokens_up_to_all_that_might_have_come(
     sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = tiny_model_and_reference()
-    monkeypatch.setattr(generate_together, "PROMPTS_PER_PASS", 2)
+    monkeypatch.setattr(generate_together, "PROMPTS_PER_PASS", {"cpu": 2})
     seen: list[tuple[int, int]] = []
     several = [[1, 2, 3], [4], [5, 6], [7] * 9, [8, 9]]
-    found = generate_continuations(
-        model, several, 6, 2, lambda done, total: seen.append((done, total)), sampling
+    found = tokens_of(
+        generate_continuations(
+            model, several, 6, 2, lambda done, total: seen.append((done, total)), sampling
+        )
     )
     assert found == [alone(model, p, 6, 2, sampling, i) for i, p in enumerate(several)]
     assert seen == sorted(seen), "it never goes back"
@@ -122,9 +136,7 @@ def test_as_many_texts_go_through_a_pass_as_memory_allows(
     expected = generate_continuations(model, several, 6, None, sampling=sampling)
     assert len(batches) == 1 + 6, "a prefill, and a pass for each token"
     assert set(batches) == {5}
-    two_texts = (
-        2 * (3 + 6) * replay_batches.bytes_of_a_slot(model) / replay_batches.KV_MEMORY_FRACTION
-    )
+    two_texts = 2 * (3 + 6) * text_kv.bytes_of_a_slot(model) / text_kv.KV_MEMORY_FRACTION
     for free, largest in ((two_texts, 2), (0, 1)):
         batches.clear()
         monkeypatch.setattr(placement, "available_host_memory", lambda free=free: int(free))
@@ -144,7 +156,7 @@ def test_on_an_engine_that_keeps_a_rows_bits_a_sample_does_not_depend_on_the_bat
         alone(model, p, 40, None, SamplingParams(1.0), 3 + i) for i, p in enumerate(several)
     ]
     for most in (1, 2, 9):
-        monkeypatch.setattr(generate_together, "PROMPTS_PER_PASS", most)
+        monkeypatch.setattr(generate_together, "PROMPTS_PER_PASS", {"cpu": most})
         assert (
             generate_continuations(model, several, 40, None, sampling=SamplingParams(1.0), seed=3)
             == expected

@@ -12,7 +12,7 @@ from replay.exact_replay import ExactReplay
 from skipsearch.core.mask import SkipMask
 from skipsearch.engine.sampler import SamplingParams
 from skipsearch.models.loading import placement
-from skipsearch.replay import replay_batches
+from skipsearch.replay import replay_batches, text_kv
 from skipsearch.replay.replay import Replay
 
 PROMPTS = tuple(tuple(range(i, i + 1 + i % 5)) for i in range(20))
@@ -81,7 +81,7 @@ def test_the_budget_is_kept_to_the_byte() -> None:
 def test_by_default_it_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = bytes_kept(kept_whole())
     monkeypatch.setattr(
-        placement, "available_host_memory", lambda: needed / replay_batches.KV_MEMORY_FRACTION
+        placement, "available_host_memory", lambda: needed / text_kv.KV_MEMORY_FRACTION
     )
     assert replay(replay_batches.GREEDY, None).batches.n_resident == len(kept_whole().batches)
     monkeypatch.setattr(placement, "available_host_memory", lambda: 0)
