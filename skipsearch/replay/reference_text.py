@@ -44,10 +44,13 @@ class TextSettings:
 
 
 class TextStore:
-    """The stored texts of one model with one setting, a line of JSON for each."""
+    """The stored texts of one model with one setting, a line of JSON for each.
 
-    def __init__(self, path: Path):
-        self.path = path
+    sampled: whether a text depends on its seed.
+    """
+
+    def __init__(self, path: Path, sampled: bool = False):
+        self.path, self.sampled = path, sampled
         self._texts = dict(_read_lines(path))
 
     @classmethod
@@ -69,16 +72,16 @@ class TextStore:
             "constraint": settings.constraint and settings.constraint.model_dump(mode="json"),
         }
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-        return cls(cache_dir() / "texts" / f"{key}.jsonl")
+        return cls(cache_dir() / "texts" / f"{key}.jsonl", not settings.sampling.is_greedy)
 
     def get(self, prompt: Sequence[int], seed: int) -> list[int] | None:
         """Return the stored text of a prompt; None if it was not written yet."""
-        return self._texts.get(_key(prompt, seed))
+        return self._texts.get(self._key(prompt, seed))
 
     def add(self, prompts: Sequence[Sequence[int]], texts: Sequence[list[int]], seed: int) -> None:
         """Store the texts of prompts; prompt i has seed + i. A cache that is full keeps nothing."""
         lines = [
-            json.dumps({"prompt": _key(prompt, seed + i), "tokens": text}) + "\n"
+            json.dumps({"prompt": self._key(prompt, seed + i), "tokens": text}) + "\n"
             for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
         ]
         with suppress(OSError):
@@ -87,9 +90,9 @@ class TextStore:
                 # A line that a killed process left half written must not swallow the next one.
                 file.write("\n" + "".join(lines))
 
-
-def _key(prompt: Sequence[int], seed: int) -> str:
-    return hashlib.sha256(json.dumps([seed, list(prompt)]).encode()).hexdigest()[:32]
+    def _key(self, prompt: Sequence[int], seed: int) -> str:
+        facts = [seed if self.sampled else 0, list(prompt)]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def _read_lines(path: Path) -> list[tuple[str, list[int]]]:
@@ -154,5 +157,4 @@ def write_reference_text(
         if store is not None:
             store.add(prompts, [text.tokens for text in written], seed)
         continuations += written
-    progress(total, total)
     return continuations

@@ -57,5 +57,5 @@ def _cut(text: int, n_positions: int) -> list[Segment]:
     firsts = list(range(0, n_positions, SEGMENT_POSITIONS))
     if len(firsts) > 1 and n_positions - firsts[-1] < MIN_SEGMENT_POSITIONS:
         firsts.pop()
-    ends = [*firsts[1:], n_positions]
+    ends = [*firsts[1:], n_positions][: len(firsts)]
     return [Segment(text, first, end) for first, end in zip(firsts, ends, strict=True)]

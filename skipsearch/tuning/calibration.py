@@ -113,7 +113,8 @@ def build_replay_objective(
         on_event(
             Notice(
                 f"the search uses the first {len(replay.texts)} of {n_prompts} calibration "
-                f"prompts, which took {text_limit_s:.0f} s to continue; a longer --budget takes more"
+                f"prompts, which took {text_limit_s:.0f} s to continue; a longer --budget "
+                "uses more"
             )
         )
     _report_short_texts(replay.texts, on_event)

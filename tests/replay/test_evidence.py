@@ -16,7 +16,7 @@ from models.tiny import adapted
 from tuning.small_search import COSTS
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.replay.evidence import collect_evidence
+from skipsearch.replay.evidence import CONFIRMED_SUBLAYERS, TRACED_POSITIONS, collect_evidence
 from skipsearch.replay.replay import Replay
 from skipsearch.searchers import Evidence
 
@@ -48,7 +48,8 @@ def streams() -> list[torch.Tensor]:
         for s, norm in enumerate((*norms, hf.model.norm))
     ]
     for prompt in replay.batches[0].prompt_indices:
-        hf(torch.tensor([[*PROMPTS[prompt], *replay.continuations[prompt][:-1]]]), use_cache=False)
+        read = replay.continuations[prompt][:-1][:TRACED_POSITIONS]
+        hf(torch.tensor([[*PROMPTS[prompt], *read]]), use_cache=False)
     for hook in hooks:
         hook.remove()
     starts = [len(PROMPTS[p]) for p in replay.batches[0].prompt_indices]
@@ -97,10 +98,40 @@ def test_states_probed_together_do_not_see_each_other() -> None:
 
 def test_acceptance_without_a_sub_layer_is_that_of_the_mask_that_skips_it_alone() -> None:
     replay, evidence = world()
-    assert evidence.single_skip_acceptance == tuple(
-        replay.measure_acceptance(SkipMask.from_sublayers(LAYERS, [s])) for s in range(2 * LAYERS)
+    assert evidence.single_skip_acceptance is not None
+    assert evidence.cosines is not None
+    estimated, measured = (
+        np.array(alphas)
+        for alphas in (
+            evidence.single_skip_acceptance(),
+            [
+                replay.measure_acceptance(SkipMask.from_sublayers(LAYERS, [s]))
+                for s in range(2 * LAYERS)
+            ],
+        )
     )
+    assert (estimated == measured).sum() >= CONFIRMED_SUBLAYERS
+    assert ((estimated >= 0) & (estimated <= 1)).all()
+    fitted = np.flatnonzero(estimated != measured)
+    by_turn = fitted[np.argsort(np.array(evidence.cosines)[fitted])]
+    assert (np.diff(estimated[by_turn]) >= 0).all(), "what turns the stream less is accepted more"
+
+
+def test_what_no_searcher_asks_for_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[SkipMask] = []
+    measure = Replay.measure_acceptance
+
+    def count(replay: Replay, mask: SkipMask, *limits: Any) -> float:
+        replayed.append(mask)
+        return measure(replay, mask, *limits)
+
+    monkeypatch.setattr(Replay, "measure_acceptance", count)
+    evidence = collect_evidence(world()[0], COSTS)
     assert evidence.costs is COSTS
+    assert not replayed
+    assert evidence.single_skip_acceptance is not None
+    assert evidence.single_skip_acceptance() == evidence.single_skip_acceptance()
+    assert len(replayed) == min(CONFIRMED_SUBLAYERS, 2 * LAYERS)
 
 
 def test_gathering_and_probing_leave_replays_as_they_were() -> None:
@@ -113,12 +144,6 @@ def test_gathering_and_probing_leave_replays_as_they_were() -> None:
     assert again.cosines == evidence.cosines
     for a, b in zip(before, replay(MASK), strict=True):
         assert np.array_equal(a.confidence, b.confidence)
-
-
-def test_progress_counts_sub_layers() -> None:
-    told: list[tuple[int, int]] = []
-    collect_evidence(world()[0], COSTS, lambda done, total: told.append((done, total)))
-    assert told == [(s + 1, 2 * LAYERS) for s in range(2 * LAYERS)]
 
 
 @pytest.mark.parametrize("family", ["opt", "phi", "qwen2", "falcon-rw"])

@@ -22,7 +22,8 @@ from skipsearch.engine import forward
 from skipsearch.errors import SearchError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.kv_cache import Planner
-from skipsearch.replay import replay as replay_module
+from skipsearch.replay import reference_text
+from skipsearch.replay.generate_together import Continuation
 from skipsearch.replay.replay import Replay
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7))
@@ -222,10 +223,10 @@ def test_a_model_that_ends_every_prompt_at_once_is_refused() -> None:
 def test_a_model_that_loops_from_the_start_is_refused_for_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def generate(*arguments: Any, **settings: Any) -> list[list[int]]:
-        return [[7] * 60, [5]]
+    def generate(*arguments: Any, **settings: Any) -> list[Continuation]:
+        return [Continuation([7] * 60), Continuation([5])]
 
-    monkeypatch.setattr(replay_module, "generate_continuations", generate)
+    monkeypatch.setattr(reference_text, "generate_continuations", generate)
     with pytest.raises(SearchError, match="1 of 2 calibration prompts"):
         Replay(world()[0], PROMPTS[:2], TOKENS, end_on_repeat="loop")
 

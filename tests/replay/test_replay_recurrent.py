@@ -83,7 +83,8 @@ def test_searchers_get_their_evidence() -> None:
     model, _ = recurrent_world("lfm2")
     replay = Replay(model, PROMPTS, 8, None)
     evidence = collect_evidence(replay, measure_costs(model, 4, 16, 1))
-    assert len(evidence.cosines or ()) == len(evidence.single_skip_acceptance or ()) == 2 * LAYERS
+    assert evidence.single_skip_acceptance is not None
+    assert len(evidence.cosines or ()) == len(evidence.single_skip_acceptance()) == 2 * LAYERS
     assert evidence.states is not None
     assert evidence.probe is not None
     for i in range(LAYERS):

@@ -100,7 +100,7 @@ def test_even_spreads_leave_both_ends_room() -> None:
 def test_sensitivity_skips_the_least_harmful_first() -> None:
     alphas = (0.5, 0.9, 0.99, 0.6, 0.95, 0.7)
     masks = everything(
-        "sensitivity", SearchProblem(3, evidence=Evidence(single_skip_acceptance=alphas))
+        "sensitivity", SearchProblem(3, evidence=Evidence(single_skip_acceptance=lambda: alphas))
     )
     by_count = {mask.n_skipped: mask.sublayers for mask in masks}
     assert [by_count[k] for k in range(1, 7)] == [
@@ -124,7 +124,7 @@ def test_sensitivity_starts_with_half_of_the_model_and_sees_every_count_once() -
 def test_sensitivity_lives_with_an_acceptance_of_nought() -> None:
     masks = everything(
         "sensitivity",
-        SearchProblem(2, evidence=Evidence(single_skip_acceptance=(0.0, 0.9, 0.8, 0.0))),
+        SearchProblem(2, evidence=Evidence(single_skip_acceptance=lambda: (0.0, 0.9, 0.8, 0.0))),
     )
     assert masks[0].sublayers == {1, 2}
     assert len(masks) == 4

@@ -29,10 +29,10 @@ def test_packing_is_as_good_as_trying_everything() -> None:
 
 def test_the_first_mask_is_the_best_of_all_by_the_prediction() -> None:
     problem = ToyModel.random(4, seed=3).problem()
-    alphas, costs = problem.evidence.single_skip_acceptance, problem.evidence.costs
-    assert alphas is not None
+    measure, costs = problem.evidence.single_skip_acceptance, problem.evidence.costs
+    assert measure is not None
     assert costs is not None
-    loss = log_losses(problem, alphas)
+    loss = log_losses(problem, measure())
 
     def predicted(units: tuple[int, ...]) -> float:
         mask = problem.mask_of(units)

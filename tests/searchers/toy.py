@@ -79,7 +79,7 @@ class ToyModel:
         network = ResidualNetwork.random(self.n_layers)
         evidence = Evidence(
             cosines=self.cosines,
-            single_skip_acceptance=tuple(math.exp(-h) for h in self.harms),
+            single_skip_acceptance=lambda: tuple(math.exp(-h) for h in self.harms),
             costs=self.costs,
             states=network.states(),
             probe=network.probe,
