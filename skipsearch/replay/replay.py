@@ -394,5 +394,6 @@ def token_ranks(tokens: Tensor, logits: Tensor) -> Tensor:
 
 def greedy_token(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return a draft's greedy tokens [...] and their probabilities [...], from logits [..., V]."""
-    token = logits.max(dim=-1).indices
-    return token, logits.float().softmax(dim=-1).gather(-1, token[..., None])[..., 0]
+    top = logits.max(dim=-1)
+    # The sum of the exponentials alone: a softmax over a large vocabulary would write all of them.
+    return top.indices, (top.values.float() - logits.float().logsumexp(dim=-1)).exp()

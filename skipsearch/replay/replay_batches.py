@@ -20,9 +20,9 @@ MAX_ROUND_DRAFT = 16  # most draft tokens of a round of a simulation
 MAX_BATCH_PROMPTS = 16
 # Rows of a pass, padding included. Enough to keep the device busy, few enough for little padding.
 MAX_PASS_ROWS = {"cpu": 256, "cuda": 2048}
-# Rows of logits at a time. They fit into a CPU's cache, or into a GPU's memory if the vocabulary is
-# large.
-MAX_LOGIT_ROWS = {"cpu": 128, "cuda": 512}
+# Logits at a time. They fit into a CPU's cache, or into a GPU's memory.
+MAX_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
+MIN_LOGIT_ROWS = 16  # a head over fewer rows is slower for each
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,8 @@ def max_pass_rows(model: ModelAdapter) -> int:
 
 def logit_chunks(model: ModelAdapter, count: int) -> list[slice]:
     """Split `count` rows into slices that the head should process at a time."""
-    max_rows = MAX_LOGIT_ROWS.get(model.spec.device.type, MAX_LOGIT_ROWS["cpu"])
+    max_logits = MAX_LOGITS.get(model.spec.device.type, MAX_LOGITS["cpu"])
+    max_rows = max(MIN_LOGIT_ROWS, max_logits // model.spec.vocab_size)
     return [slice(start, start + max_rows) for start in range(0, count, max_rows)]
 
 

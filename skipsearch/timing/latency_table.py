@@ -22,7 +22,7 @@ from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.timing.latency import LatencyEntry, measure_latency, time_plain_pass
 
-N_CHECKED_MASKS = 20
+N_CHECKED_MASKS = 10
 SIDE_CONTEXT_REPEATS = 1
 # Version of the measurement. If it changes, cached tables are measured again.
 FORMAT = "sampled drafts"

@@ -241,6 +241,19 @@ def search_masks(
         objective = WallObjective(model, prompts, joint, by_replay.plain_pass_s)
     elif by_replay.ranked_lookups:
         on_event(BaselinePredicted(by_replay.plain_pass_s / by_replay.ranked_lookups[0][1]))
+    max_trials = settings.max_trials
+    if settings.objective == "replay" and not history:
+        bound = by_replay.predict_bound(SkipMask.from_sublayers(n_layers, problem.skippable))
+        if not bound.allows_gain:
+            max_trials = 1
+            on_event(
+                Notice(
+                    "masks cannot pay here, so one is judged, to compare: a draft that skips "
+                    "everything, and is accepted as often as one that skips nothing, would take "
+                    f"{bound.least_s * 1e3:.2f} ms a token; {bound.known_s * 1e3:.2f} ms are "
+                    "reached without a mask"
+                )
+            )
     # The best mask is judged with every combination, and the best masks with every policy.
     report_forecast(settings.limit_s, 2 * readings.judge_s)
     on_event(
@@ -256,10 +269,14 @@ def search_masks(
         on_event,
         perf_counter(),
         settings.limit_s,
-        settings.max_trials,
+        max_trials,
     )
     reads_all = all(reading.is_everything for reading in leading)
     search.run(settings.searcher, () if reads_all else (SkipMask(n_layers),))
+    n_new, search_s = len(search.judged_trials) - len(history), perf_counter() - search.started
+    if n_new > 0:
+        rate = 60 * n_new / search_s
+        on_event(Notice(f"{n_new} masks judged in {search_s:.0f} s, {rate:.0f} a minute"))
     count = REFINED_MASKS if settings.objective == "replay" else MAX_FINALISTS
     best = search.best_trials(count)
     return SearchOutcome(

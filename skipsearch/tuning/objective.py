@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Protocol
 
@@ -43,6 +43,7 @@ RUNG_STRIDES = (
 )  # a rung replays every twelfth batch of continuations, then every sixth, …
 MIN_RUNG_PROMPTS = 6  # a sample of fewer prompts says too little
 MAX_LOOKUPS = 6  # settings of lookup tried before a skip drafter, each also with a match of 1 token
+MIN_MASK_GAIN = 1.02  # if no mask can gain more, none is searched
 MAX_KEPT_ROUNDS = 16  # masks whose round tables are kept, about 1 MB each
 MIN_SIBLING_GAIN = 1.01  # a smaller gain from siblings is within the noise
 POLICIES_WITH_SIBLINGS = 8  # draft policies of a mask that are tried with siblings
@@ -70,6 +71,19 @@ class Objective(Protocol):
 
     def judge(self, mask: SkipMask) -> Trial:
         """Return the trial of a mask. It names the recipe with which the mask was judged."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The seconds per token that no mask can beat, and those of the best recipe without a mask."""
+
+    least_s: float
+    known_s: float
+
+    @property
+    def allows_gain(self) -> bool:
+        """Whether some mask may be faster than what is known already."""
+        return self.least_s < self.known_s / MIN_MASK_GAIN
 
 
 def make_skip_spec(mask: SkipMask, policy: DraftPolicy, reading: Reading = READ_ALL) -> Skip:
@@ -201,6 +215,22 @@ class ReplayObjective:
         """Predict the seconds per token of a mask on the smallest sample of the prompts."""
         rounds = rounds_from_replay(self.replay(mask, batch_indices=self._rungs[0]))
         return self.predict_coarse(rounds, mask).seconds_per_token
+
+    def predict_bound(self, mask: SkipMask) -> Bound:
+        """Return what no mask can beat, on the smallest sample of the prompts.
+
+        mask: skips all that may be skipped. The bound is the time of a draft that costs as much as
+        with this mask, and is accepted as often as a draft that skips nothing.
+        """
+        nothing = SkipMask(mask.n_layers)
+        rounds = rounds_from_replay(self.replay(nothing, batch_indices=self._rungs[0]))
+        lookups = self.list_lookups(self.searched_shape.after_lookup)[0]
+        known_s = [self.plain_pass_s, self.predict_coarse(rounds, nothing).seconds_per_token]
+        if lookups:
+            proposals = self.propose_lookups(lookups, rounds)
+            by_lookup = self.simulate_recipe(rounds, None, None, self.costs, proposals)
+            known_s.append(by_lookup.seconds_per_token)
+        return Bound(self.predict_coarse(rounds, mask).seconds_per_token, min(known_s))
 
     def _make_trial(
         self, mask: SkipMask, recipe: Recipe, prediction: Prediction, scale: float = 1.0
