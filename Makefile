@@ -50,6 +50,7 @@ real-short: .venv/installed
 
 lint: .venv/installed
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/python tools/check_text.py
 	$(BIN)/python tools/check_words.py
 	$(BIN)/mypy

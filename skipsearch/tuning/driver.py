@@ -262,14 +262,7 @@ def search_masks(
         )
     )
     search = Search(
-        problem,
-        objective,
-        store,
-        history,
-        on_event,
-        perf_counter(),
-        settings.limit_s,
-        max_trials,
+        problem, objective, store, history, on_event, perf_counter(), settings.limit_s, max_trials
     )
     reads_all = all(reading.is_everything for reading in leading)
     search.run(settings.searcher, () if reads_all else (SkipMask(n_layers),))

@@ -627,7 +627,6 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
     assert [t.split()[0] for t in stages] == [
         "writing",
         "measuring",
-        "ranking",
         "searching",
         "racing",
         "measuring",
@@ -651,15 +650,16 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
         assert all(0 <= e.done <= e.total for e in progress)
         assert [e.done for e in progress] == sorted(e.done for e in progress)
     assert parts[0][-1] == StageProgress(4 * 14, 4 * 14), "tokens of the reference text"
-    assert parts[2][-2] == StageProgress(2 * LAYERS, 2 * LAYERS)
-    forecast = parts[2][-1]
+    forecast = parts[1][-1]
     assert isinstance(forecast, Forecast)
     assert forecast.prepared_s > 0
     assert forecast.search_s is None, "6 masks, however long they take"
     assert forecast.refine_s >= 0
     assert forecast.decode_s > 0
 
-    search = parts[3]
+    *search, rate = parts[2]
+    assert isinstance(rate, Notice)
+    assert rate.sentence.startswith("6 masks judged in ")
     assert [e.done for e in search] == [1, 2, 3, 4, 5, 6]
     best = [e.best.speedup for e in search]
     assert best == sorted(best)
@@ -668,11 +668,11 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
         for i, e in enumerate(search)
     )
 
-    raced = [e for e in parts[4] if isinstance(e, CandidateMeasured)]
+    raced = [e for e in parts[3] if isinstance(e, CandidateMeasured)]
     assert [e.split for e in raced] == ["calibration"] * MAX_FINALISTS
     assert all(e.predicted_speedup for e in raced)
     assert all(1 <= e.n_prompts <= 4 for e in raced)
-    confirmed = [e for e in parts[5] if isinstance(e, CandidateMeasured)]
+    confirmed = [e for e in parts[4] if isinstance(e, CandidateMeasured)]
     assert [(e.split, e.n_prompts) for e in confirmed] == [("holdout", 3)]
     assert confirmed[0].recipe in [e.recipe for e in raced]
     assert isinstance(events[-1], CandidateMeasured)

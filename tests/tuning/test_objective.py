@@ -5,6 +5,7 @@ the rest of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from skipsearch.core.mask import SkipMask
 from skipsearch.replay.replay import PromptReplay
 from skipsearch.replay.rounds import rounds_from_replay
+from skipsearch.replay.segments import Segment
 from skipsearch.replay.sweep import coarse_policies
 from skipsearch.tuning.objective import MIN_RUNG_PROMPTS, ReplayObjective, _split_rungs
 from tuning.small_search import COSTS
@@ -49,6 +51,7 @@ class Scripted:
 
     def __init__(self, batches: int = 24):
         self.batches = Batches(range(batches))
+        self.segments = [Segment(text, 0, 40) for text in range(PROMPTS * batches)]
         self.asked: list[tuple[SkipMask, tuple[int, ...] | None]] = []
 
     def __call__(
@@ -90,6 +93,35 @@ def test_a_mask_that_is_clearly_behind_is_judged_by_the_sample_alone() -> None:
     assert bad.alpha == pytest.approx(0.05, abs=0.05)
     assert bad.recipe is not None
     assert bad.recipe.drafters[0].draft_length == 1
+
+
+@pytest.mark.parametrize(
+    ("verify_s", "allows"), [(0.0003, True), (0.011, False)], ids=["cheap rows", "dear rows"]
+)
+def test_masks_are_searched_only_if_some_mask_may_pay(
+    verify_s: float, allows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If checking a token costs as much as writing it, not even a free draft that is always right
+    gains anything.
+    """
+    nothing, everything = SkipMask(LAYERS), SkipMask.from_layers(LAYERS, range(LAYERS))
+    monkeypatch.setitem(RIGHT, nothing, 1.0)
+    costs = replace(COSTS, verify=tuple(0.01 + verify_s * rows for rows in range(9)))
+    replay = Scripted()
+    bound = ReplayObjective(replay, costs).predict_bound(everything)  # type: ignore[arg-type]
+    assert bound.allows_gain is allows
+    assert bound.known_s <= costs.verify[0]
+    assert replay.asked == [(nothing, FIRST)], "a small sample suffices"
+
+
+def test_a_mask_that_was_judged_on_all_of_the_text_is_not_replayed_again() -> None:
+    replay = Scripted()
+    by_replay = objective(replay)
+    trial = by_replay.judge(GOOD)
+    replay.asked.clear()
+    best = by_replay.best_recipe(GOOD, fine=True, siblings=False)
+    assert not replay.asked
+    assert best.seconds_per_token <= 1.02 * trial.seconds_per_token
 
 
 def test_the_trial_of_a_sample_is_in_proportion_to_the_best_mask_there_and_on_all_of_the_text() -> (
