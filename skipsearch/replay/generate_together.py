@@ -234,13 +234,13 @@ def _generate_group(
     generated: list[list[int]] = [[] for _ in prompt_ids]
     rows = list(range(len(prompt_ids)))  # text index of each row of the pass
     running, done = set(rows), 0
-    kept: dict[int, TextKV] = {}
+    kv_by_text: dict[int, TextKV] = {}
 
     def keep_rows(texts: Sequence[int]) -> None:
         if keep_kv and type(cache) is KVCache:
             for text in texts:
                 n_read = len(prompt_ids[text]) + len(generated[text]) - 1
-                kept[text] = copy_text_kv(cache, rows.index(text), n_read)
+                kv_by_text[text] = copy_text_kv(cache, rows.index(text), n_read)
 
     while True:
         keys = int(position.max()) + 1
@@ -260,7 +260,7 @@ def _generate_group(
         progress(done)
         if not running:
             keep_rows(rows)
-            return [Continuation(text, kept.get(i)) for i, text in enumerate(generated)]
+            return [Continuation(text, kv_by_text.get(i)) for i, text in enumerate(generated)]
         # A row whose text has ended reads its last token again, and its logits are ignored. If at
         # least half of the rows have ended, they are dropped from the batch.
         token = token.clone()

@@ -45,12 +45,12 @@ def cut_segments(n_positions: Sequence[int]) -> list[Segment]:
         for text, of_text in enumerate(by_text)
         if (place := (turn + text) % deepest) < len(of_text)
     ]
-    kept, left = list[Segment](), MAX_POSITIONS
+    sample, left = list[Segment](), MAX_POSITIONS
     for segment in in_turn:
         if segment.end - segment.first <= left:
-            kept.append(segment)
+            sample.append(segment)
             left -= segment.end - segment.first
-    return kept
+    return sample
 
 
 def _cut(text: int, n_positions: int) -> list[Segment]:
