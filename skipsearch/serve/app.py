@@ -17,12 +17,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import skipsearch
 from skipsearch.serve.answer_parts import AnswerWriter, TranslatedAPI
 from skipsearch.serve.anthropic_messages import MESSAGES, MESSAGES_TO_COUNT, error_body
-from skipsearch.serve.api_errors import APIError
+from skipsearch.serve.api_errors import APIError, to_api_error
 from skipsearch.serve.model_facts import (
     DetokenizeRequest,
     TokenizeRequest,
@@ -72,6 +72,7 @@ def build_app(
         title="skipsearch", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
     )
 
+    app.add_middleware(_FailuresAnswered, service=service)
     if cors_origins:
         # Preflights are answered without a key. The server uses no cookies, so it allows none.
         app.add_middleware(
@@ -106,18 +107,6 @@ def build_app(
     @app.exception_handler(ClientDisconnect)
     async def disconnected(request: Request, error: ClientDisconnect) -> Response:
         return _error_response(service, APIError(499, "the client went away"), request.url.path)
-
-    @app.exception_handler(Exception)
-    async def internal_error(request: Request, error: Exception) -> Response:
-        return _error_response(
-            service,
-            APIError(
-                500,
-                "the server failed at this request, which is its own fault: report it",
-                code="internal",
-            ),
-            request.url.path,
-        )
 
     @app.get("/health")
     async def health() -> Response:
@@ -206,6 +195,34 @@ def build_app(
         if methods and "GET" in methods:
             methods.add("HEAD")  # probes and proxies ask so; the server leaves the body out
     return app
+
+
+class _FailuresAnswered:
+    """Middleware that answers a request at which the server fails.
+
+    An error that reached uvicorn would close the connection and fill the log.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service):
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def send_noting(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_noting)
+        except Exception as error:
+            failure = to_api_error(error)
+            if (
+                not has_begun
+            ):  # else uvicorn closes the connection, which shows that text is missing
+                response = _error_response(self.service, failure, scope["path"])
+                await response(scope, receive, send)
 
 
 class _LocalHostsOnly:
@@ -392,8 +409,8 @@ async def _stream_parts(active: ActiveRequest, writer: AnswerWriter) -> AsyncIte
             async for delta in active.deltas(KEEP_ALIVE_S):
                 if events := writer.keep_alive if delta is None else writer.add(delta):
                     yield events
-        except APIError as error:
-            yield writer.fail(error)
+        except Exception as error:  # too late for an HTTP status: 200 was sent
+            yield writer.fail(to_api_error(error))
             return
         yield writer.end()
     finally:
@@ -425,8 +442,8 @@ async def _stream_response(active: ActiveRequest) -> AsyncIterator[bytes]:
                 has_text = delta.text or delta.reasoning or delta.tool_calls
                 if has_text or delta.scores or finish or more:
                     yield encode_event(envelope.delta_chunk(delta, finish, **more, **so_far))
-        except APIError as error:  # too late for an HTTP status: 200 was sent
-            yield encode_event(error.body)
+        except Exception as error:  # too late for an HTTP status: 200 was sent
+            yield encode_event(to_api_error(error).body)
             return
         if http_request.skipsearch.trace:
             yield encode_event(

@@ -6,7 +6,6 @@ batch.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,13 +15,10 @@ from time import monotonic
 
 from skipsearch.decoding import Chunk, Decoder, Request, RunningRequest
 from skipsearch.decoding.prefix_cache import PrefixCache
-from skipsearch.errors import SkipSearchError
-from skipsearch.serve.api_errors import APIError
+from skipsearch.serve.api_errors import APIError, to_api_error
 from skipsearch.serve.limits import Limits
 from skipsearch.serve.logprobs import LogprobScorer, TokenScore
 from skipsearch.serve.prefix_pool import PrefixPool
-
-log = logging.getLogger("skipsearch.serve")
 
 
 @dataclass(frozen=True)
@@ -207,7 +203,7 @@ class Scheduler:
             stream = self._open_stream(decoder, job, prefix)
         except Exception as error:
             self._prefix_cache.release(job.tenant, prefix)
-            job.deliver(_to_api_error(error))
+            job.deliver(to_api_error(error))
             return
         self._running.append(
             _Active(job, stream, prefix, monotonic() + self.limits.request_timeout_s, scorer)
@@ -255,11 +251,11 @@ class Scheduler:
                 else:
                     last = RoundOutput(None)
         except Exception as error:
-            last = _to_api_error(error)
+            last = to_api_error(error)
         try:
             self._close_stream(active)
         except Exception as error:  # the other requests continue
-            last = last or _to_api_error(error)
+            last = last or to_api_error(error)
         self._prefix_cache.release(job.tenant, active.prefix)
         self._mean_seconds = 0.8 * self._mean_seconds + 0.2 * max(
             0.0, monotonic() - (active.deadline - self.limits.request_timeout_s)
@@ -283,25 +279,3 @@ class Scheduler:
             *(prompt_scores if active.job.echo else ()),
             *active.scorer.extend(chunk.tokens, is_answer=True),
         )
-
-
-def _to_api_error(error: Exception) -> APIError:
-    """Return the error that a client gets.
-
-    For an unexpected error the log records its type and place. It omits the message, which may
-    quote the request.
-    """
-    if isinstance(error, SkipSearchError):
-        return APIError(400, str(error))
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    location = (
-        f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "nowhere"
-    )
-    log.error("a request ended in %s at %s", type(error).__name__, location)
-    return APIError(
-        500,
-        "the server failed at this request, which is its own fault: try another, and report it",
-        code="internal",
-    )
