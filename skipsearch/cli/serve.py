@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -96,6 +97,13 @@ def serve(
             "generation_config.json or GGUF file recommends; none takes OpenAI's defaults."
         ),
     ] = "auto",
+    log_prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append the prompt of each request, as the model reads it, to a .jsonl for "
+            "`skipsearch tune --task`. Only you can read it. Default: prompts are not kept."
+        ),
+    ] = None,
     batch_passes: Annotated[
         bool,
         typer.Option(
@@ -190,6 +198,8 @@ def serve(
             ),
             cors_origins,
             sampling,
+            log_prompts,
+            lambda sentence: warn([sentence]),
         )
 
 

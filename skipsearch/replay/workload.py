@@ -124,6 +124,9 @@ def template_warnings(task: Task, model: ModelAdapter, is_file: bool = False) ->
     template.
     """
     if is_file and not task.chat and get_chat_template(model.tokenizer) is not None:
+        special = getattr(model.tokenizer, "all_special_tokens", ())
+        if any(token in prompt.text for prompt in task.calibration for token in special):
+            return []  # the prompts are in a template already, as `serve --log-prompts` keeps them
         return [
             f"{model.spec.id} has a chat template, and the prompts of {task.name} go in without "
             "it, as text to continue: give --chat if they are requests"

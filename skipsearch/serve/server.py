@@ -9,6 +9,7 @@ import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 from skipsearch.decoding import Decoder
@@ -41,6 +42,8 @@ def run_server(
     on_ready: Callable[[str], None] = lambda address: None,
     cors_origins: Sequence[str] = (),
     sampling_defaults: Mapping[str, Any] | None = None,
+    log_prompts: Path | None = None,
+    warn: Callable[[str], None] = lambda sentence: None,
 ) -> None:
     """Run the server; blocks until it ends.
 
@@ -49,6 +52,8 @@ def run_server(
     on_ready: called with the server's address when it accepts requests.
     cors_origins: sites whose pages may call the server from a browser.
     sampling_defaults: values of fields that a request does not name.
+    log_prompts: a file that each prompt is appended to, for `tune`. warn: called with what the user
+        should know while the server runs.
 
     Raises: SkipSearchError if the address cannot be used or a library of `skipsearch[serve]` is
         missing; ModelError if the model cannot be served.
@@ -58,10 +63,16 @@ def run_server(
 
     from skipsearch.serve.app import build_app
     from skipsearch.serve.connections import ACCEPT_BATCH, Connections, widen_queue
+    from skipsearch.serve.prompt_log import PromptLog
     from skipsearch.serve.service import Service
 
     keys = APIKeys.from_environment()
-    service = Service(decoder, keys, limits, served_model_name, alias, sampling_defaults)
+    prompt_log = None
+    if log_prompts is not None:
+        prompt_log = PromptLog(log_prompts, decoder.model.tokenizer, warn)
+    service = Service(
+        decoder, keys, limits, served_model_name, alias, sampling_defaults, prompt_log
+    )
     app = build_app(service, local_only=is_loopback(host), cors_origins=cors_origins)
     connections = Connections(limits, on_refusal=lambda: service.metrics.record_refusal(503))
     # log_level: uvicorn warns of each request that is not HTTP, so clients could fill the disk.

@@ -24,6 +24,7 @@ from skipsearch.serve.api_errors import APIError
 from skipsearch.serve.auth import APIKeys
 from skipsearch.serve.limits import Limits
 from skipsearch.serve.metrics import Metrics
+from skipsearch.serve.prompt_log import PromptLog
 from skipsearch.serve.protocol import BaseRequest, ChatCompletionRequest, CompletionRequest
 from skipsearch.serve.responses import Choice, ChoiceDelta, ResponseBuilder
 from skipsearch.serve.scheduler import Job, RoundOutput, Scheduler
@@ -185,7 +186,7 @@ class Service:
 
     served_model_name: the name that clients use for the model. alias: another such name.
     context: tokens of a prompt and its answer. sampling_defaults: values of fields that a request
-    does not name.
+    does not name. prompt_log: keeps the prompt of each request; None: prompts are not kept.
     """
 
     def __init__(
@@ -196,6 +197,7 @@ class Service:
         served_model_name: str | None = None,
         alias: str | None = None,
         sampling_defaults: Mapping[str, Any] | None = None,
+        prompt_log: PromptLog | None = None,
     ):
         model = decoder.model
         if model.tokenizer is None:
@@ -204,7 +206,7 @@ class Service:
                 "files beside its weights"
             )
         self.model, self.tokenizer, self.keys, self.limits = model, model.tokenizer, keys, limits
-        self.sampling_defaults = dict(sampling_defaults or {})
+        self.sampling_defaults, self.prompt_log = dict(sampling_defaults or {}), prompt_log
         _check_sampling_defaults(self.sampling_defaults)
         self.name = served_model_name or model.spec.id
         self._names = {self.name, alias}
@@ -234,6 +236,8 @@ class Service:
             )
         except SkipSearchError as error:
             raise _prompt_error(request, error) from None
+        if self.prompt_log is not None:
+            await asyncio.to_thread(self.prompt_log.write, [prompt.ids for prompt in prompts])
         active.submit()
         return active
 
