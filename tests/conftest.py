@@ -4,19 +4,29 @@ skipped, but not in CI, which installs one."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from skipsearch.core.files import make_private_dir, write_atomically
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+ROOT = Path(__file__).parents[1]
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # two workers share two cores, and threads that wait for one another spin
+# Each worker and each process that a test starts would compile the package and the tests again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,6 +36,8 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) 
     """
     mine = tmp_path_factory.getbasetemp()
     folder = (mine if worker_id == "master" else mine.parent) / "cache"
+    compiled = _code_of_earlier_runs()
+    _copy_code(compiled, folder / "compiled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SKIPSEARCH_CACHE_DIR", str(folder))
         patch.setenv(
@@ -33,6 +45,27 @@ def cache_of_this_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) 
         )  # or what auto takes would depend on which test built it first
         patch.setenv("XDG_DATA_HOME", str(folder.with_name("data")))
         yield
+    _copy_code(folder / "compiled", compiled)
+
+
+def _code_of_earlier_runs() -> Path:
+    """Return the folder with what earlier runs compiled, by the same compiler in the same way.
+
+    The names of the files tell sources and options.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("g++")
+    how = (ROOT / "skipsearch" / "engine" / "native" / "build.py").read_bytes()
+    if compiler:
+        how += subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    return ROOT / "build" / "compiled" / hashlib.sha256(how).hexdigest()[:16]
+
+
+def _copy_code(source: Path, target: Path) -> None:
+    """Copy the files that the target lacks. Both workers may do so at the same time."""
+    make_private_dir(target)
+    for path in source.glob("*.code"):
+        if not (target / path.name).exists():
+            write_atomically(target / path.name, path.read_bytes())
 
 
 @pytest.hookimpl(trylast=True)
