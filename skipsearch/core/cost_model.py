@@ -88,13 +88,12 @@ class Costs:
                 for s in range(max_siblings + 1)
             )
         draft, colder = self.draft_step_seconds(mask), 1 + self.cold * self.skipped_share(mask)
+        drafted = [self.draft_seconds(mask, n) + self.first * draft for n in range(max_draft + 1)]
         return tuple(
             (
                 self.verify[0],
                 *(
-                    self.draft_seconds(mask, n)
-                    + self.first * draft
-                    + colder * self.verify_after_draft_seconds(n, s)
+                    drafted[n] + colder * self.verify_after_draft_seconds(n, s)
                     for n in range(1, max_draft + 1)
                 ),
             )
