@@ -210,11 +210,13 @@ HOSTILE = {
 }
 
 
-# Each constraint is followed in a child of one process, which has imported everything.
+# Each constraint is followed in a child of one process, which has imported and loaded everything.
 FOLLOW = """
 import json, os, resource, sys
-from constraints.test_matcher import EOS, legal_tokens, start
+from constraints.test_matcher import EOS, legal_tokens, start, tokenizer
 from skipsearch.errors import DecodeError
+
+tokenizer()
 
 def follow(constraint):
     try:
