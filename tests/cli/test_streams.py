@@ -43,12 +43,12 @@ def in_shell(command: str, given: bytes = b"", **environment: str) -> tuple[int,
 @pytest.mark.parametrize(
     ("command", "status", "sentence"),
     [
-        ("list engines <&-", 0, b""),
-        pytest.param("list engines 2>&-", 0, b"", marks=pytest.mark.thorough),
+        ("list exits <&-", 0, b""),
+        pytest.param("list exits 2>&-", 0, b"", marks=pytest.mark.thorough),
         ("list nothing 2>&-", 2, b""),
-        ("list engines >&-", 1, b"standard output is closed"),
+        ("list exits >&-", 1, b"standard output is closed"),
         pytest.param(
-            "list engines --json >&-", 1, b"standard output is closed", marks=pytest.mark.thorough
+            "list exits --json >&-", 1, b"standard output is closed", marks=pytest.mark.thorough
         ),
         pytest.param("--version >&-", 1, b"standard output is closed", marks=pytest.mark.thorough),
         ("--help <&- >&- 2>&-", 1, b""),
