@@ -147,5 +147,4 @@ def check_constrained_law(
             return masked_logits(full, prompt, rule, history[len(prompt) :])
 
     with constrained_by(rule, -1):
-        n_tokens = 4 if siblings is None else 3  # siblings have many more outcomes
-        return check_law(Decoder(adapt(hf), recipe), Masked(hf), prompt, n_tokens, Warp(1.2))
+        return check_law(Decoder(adapt(hf), recipe), Masked(hf), prompt, 3, Warp(1.2))

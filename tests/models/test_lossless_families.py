@@ -15,7 +15,7 @@ from skipsearch.replay.replay import Replay
 
 from .tiny import ADAPTED, LAYERS, adapted, full_logits, hf_model, some_tokens
 
-NEW = 24
+NEW = 16
 every_model = pytest.mark.parametrize("name", ADAPTED)
 
 

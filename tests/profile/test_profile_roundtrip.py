@@ -31,7 +31,7 @@ def test_loading_and_dumping_a_canonical_file_changes_no_byte(name: str) -> None
     assert dump_profile(load_profile(path)).encode() == path.read_bytes()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(profiles())
 def test_any_profile_survives_dump_and_load(profile: Profile) -> None:
     text = dump_profile(profile)
@@ -40,7 +40,7 @@ def test_any_profile_survives_dump_and_load(profile: Profile) -> None:
     assert dump_profile(loaded) == text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(profiles())
 def test_other_yaml_readers_read_the_same_values(profile: Profile) -> None:
     assert yaml.safe_load(dump_profile(profile)) == to_plain_data(profile)

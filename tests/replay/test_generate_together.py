@@ -62,7 +62,7 @@ def tokens_of(continuations: list[Continuation]) -> list[list[int]]:
     st.sampled_from(SAMPLINGS),
     st.integers(0, 2**32),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_tokens_are_those_of_decoding_alone(
     chosen: list[list[int]],
     max_new_tokens: int,

@@ -149,7 +149,7 @@ def test_that_holds_for_any_mask_policy_and_ending() -> None:
     total = DecodeStats()
     model, _ = tiny_model_and_reference()
 
-    @with_examples(40)
+    @with_examples(16)
     @given(
         bits,
         policies,
