@@ -119,10 +119,23 @@ def read_object(value: Any, name: str, field_name: str | None) -> dict[str, Any]
     return value
 
 
-def read_options(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """Remove the field `name`, an object, and return it; {} if it is left out. Raises: APIError."""
+def read_options(data: dict[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:
+    """Remove the field `name`, an object, and return it; {} if it is left out.
+
+    known: the fields that the object may have. Raises: APIError 400, for another that has a value,
+    too.
+    """
     value = data.pop(name, None)
-    return {} if value is None else read_object(value, name, name)
+    options = {} if value is None else read_object(value, name, name)
+    unknown = next((k for k, v in options.items() if v is not None and k not in known), None)
+    if unknown is not None:
+        raise APIError(
+            400,
+            f"{name}.{unknown[:80]} is no field of this request that the server knows: leave it "
+            "out",
+            name,
+        )
+    return options
 
 
 def read_list(value: Any, name: str) -> list[Any]:

@@ -69,8 +69,15 @@ def _translate(data: dict[str, Any]) -> dict[str, Any]:
         messages.append({"role": "system", "content": content})
     for message in read_list(data.pop("messages", None), "messages"):
         _add_message(messages, read_object(message, "a message", "messages"))
-    choice = read_options(data, "tool_choice")
-    thinking = read_options(data, "thinking")
+    choice = read_options(data, "tool_choice", ("type", "name", "disable_parallel_tool_use"))
+    thinking = read_options(data, "thinking", ("type", "budget_tokens", "display"))
+    if thinking.get("type") not in (None, "enabled", "disabled", "adaptive", "between_tools"):
+        raise APIError(
+            400,
+            f"thinking has the type {json.dumps(thinking['type'])[:60]}; it is enabled, "
+            "disabled, adaptive or between_tools",
+            "thinking",
+        )
     if thinking.get("type") in ("enabled", "disabled"):  # else the template decides
         is_on = thinking["type"] == "enabled"
         variables = data.pop("chat_template_kwargs", None) or {}
@@ -84,7 +91,7 @@ def _translate(data: dict[str, Any]) -> dict[str, Any]:
     disabled = choice.get("disable_parallel_tool_use")
     if disabled is not None:
         fields["parallel_tool_calls"] = not disabled if isinstance(disabled, bool) else disabled
-    config = read_options(data, "output_config")
+    config = read_options(data, "output_config", ("effort", "format"))
     if config.get("format") is not None:
         fields["response_format"] = config["format"]
     return fields | {"reasoning_effort": config.get("effort")}

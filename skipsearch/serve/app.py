@@ -81,8 +81,7 @@ def build_app(
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
-    if local_only:
-        app.add_middleware(_LocalHostsOnly, service=service)
+    app.add_middleware(_HeadersChecked, service=service, local_only=local_only)
 
     @app.exception_handler(APIError)
     async def api_error(request: Request, error: APIError) -> Response:
@@ -225,23 +224,41 @@ class _FailuresAnswered:
                 await response(scope, receive, send)
 
 
-class _LocalHostsOnly:
-    """Middleware that rejects requests whose Host header is not a local name."""
+class _HeadersChecked:
+    """Middleware that rejects requests whose headers may mislead.
 
-    def __init__(self, app: ASGIApp, service: Service):
-        self.app, self.service = app, service
+    local_only: reject a Host header that is not a local name.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, local_only: bool):
+        self.app, self.service, self.local_only = app, service, local_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            host = Headers(scope=scope).get("host")
-            # A browser always names a host. A probe by HTTP/1.0 may name none.
-            if host is not None and re.sub(r":\d*$", "", host).lower() not in LOCAL_NAMES:
-                error = APIError(
-                    421, "this server answers to localhost and 127.0.0.1 alone", code="wrong_host"
-                )
-                await _error_response(self.service, error)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+        error = self._check(Headers(scope=scope)) if scope["type"] == "http" else None
+        if error is None:
+            await self.app(scope, receive, send)
+        else:
+            await _error_response(self.service, error, scope["path"])(scope, receive, send)
+
+    def _check(self, headers: Headers) -> APIError | None:
+        """Return the error with which a request is rejected; None for one that is not."""
+        host = headers.get("host")
+        # A browser always names a host. A probe by HTTP/1.0 may name none.
+        is_local = host is None or re.sub(r":\d*$", "", host).lower() in LOCAL_NAMES
+        if self.local_only and not is_local:
+            return APIError(
+                421, "this server answers to localhost and 127.0.0.1 alone", code="wrong_host"
+            )
+        # A proxy may read one of them and this server the other: then a body hides a request.
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return APIError(
+                400,
+                "the request has both Content-Length and Transfer-Encoding, so its body has two "
+                "ends: send one of them",
+                code="ambiguous_body",
+                headers={"Connection": "close"},
+            )
+        return None
 
 
 def _model_entry(service: Service) -> dict[str, Any]:

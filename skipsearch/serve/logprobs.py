@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,16 +33,24 @@ class TokenScore:
 
 
 @dataclass(frozen=True)
+class NamedToken:
+    """A token as clients see it. name: in UTF-8. utf8: a part of the text's; b"" if special."""
+
+    name: bytes
+    utf8: bytes
+
+
+@dataclass(frozen=True)
 class SentToken:
     """A token with its score, and its place in the text that a client gets.
 
-    offset: in characters. top: (bytes, log-probability) of the most likely tokens, best first.
+    offset: in characters. top: (token, log-probability) of the most likely tokens, best first.
     """
 
-    utf8: bytes  # a part of the text's
+    token: NamedToken
     offset: int
     logprob: float | None
-    top: tuple[tuple[bytes, float], ...] = ()
+    top: tuple[tuple[NamedToken, float], ...] = ()
 
 
 class TokenPlaces:
@@ -69,8 +77,7 @@ class TokenPlaces:
                 self._echo_read += len(sent)
                 self._n_characters += len(self._decoder.decode(sent))
                 break
-        top = tuple((self._token_bytes.read(token), value) for token, value in score.top)
-        return SentToken(own, offset, score.logprob, top)
+        return self._make_sent(score, offset, self._token_bytes.read)
 
     def place_answer_token(self, score: TokenScore) -> SentToken:
         """Return a token of the answer. A part of a character is placed where the character is."""
@@ -79,12 +86,19 @@ class TokenPlaces:
             self._decoder = self._new_decoder("replace")
             self._n_characters = len(self._echo.decode())
             self._read = self._token_bytes.read_first
-        own, offset = self._read(score.token), self._n_characters
-        top = tuple((self._read(token), value) for token, value in score.top)
+        sent = self._make_sent(score, self._n_characters, self._read)
         if not self._token_bytes.is_special(score.token):
-            self._n_characters += len(self._decoder.decode(own))
+            self._n_characters += len(self._decoder.decode(sent.token.utf8))
             self._read = self._token_bytes.read
-        return SentToken(own, offset, score.logprob, top)
+        return sent
+
+    def _make_sent(self, score: TokenScore, offset: int, read: Callable[[int], bytes]) -> SentToken:
+        def named(token: int) -> NamedToken:
+            name = read(token)
+            return NamedToken(name, b"" if self._token_bytes.is_special(token) else name)
+
+        top = tuple((named(token), value) for token, value in score.top)
+        return SentToken(named(score.token), offset, score.logprob, top)
 
 
 class LogprobScorer:

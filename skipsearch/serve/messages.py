@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -50,6 +51,20 @@ class TextPart(RequestPart):
     type: Literal["text"]
     text: Text
     cache_control: Any = None  # is ignored
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_types(cls, data: Any) -> Any:
+        """Raise APIError 400 for a part that is no text, before its fields are looked at."""
+        kind = data.get("type") if isinstance(data, dict) else "text"
+        if isinstance(kind, str) and kind != "text":
+            raise APIError(
+                400,
+                f"a message has a part of the type {json.dumps(kind)[:60]}; this server reads text "
+                "alone",
+                "messages",
+            )
+        return data
 
 
 class Message(RequestPart):

@@ -16,6 +16,9 @@ from skipsearch.serve.api_errors import APIError
 from skipsearch.serve.messages import FastList, RequestPart, Text
 from skipsearch.serve.service import Service
 
+# What a request gets that names no value, where the model's author recommends none either.
+_NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+_NAMES = {"repetition_penalty": "repeat_penalty"}  # those of llama.cpp
 Flag = Annotated[bool, Field(strict=True)]
 
 
@@ -63,10 +66,11 @@ def detokenize(service: Service, request: DetokenizeRequest) -> dict[str, Any]:
 def describe_server(service: Service) -> dict[str, Any]:
     """Return the properties of the server, as llama.cpp's `/props` has them."""
     template = get_chat_template(service.tokenizer)
+    defaults = service.sampling_defaults.items()
     return {
         "default_generation_settings": {
             "n_ctx": service.context,
-            "params": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+            "params": _NO_DEFAULTS | {_NAMES.get(name, name): value for name, value in defaults},
         },
         "total_slots": service.limits.max_num_seqs,
         "model_alias": service.name,

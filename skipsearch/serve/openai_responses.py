@@ -65,10 +65,10 @@ def _translate(data: dict[str, Any]) -> dict[str, Any]:
         "tools": [_read_tool(tool) for tool in read_list(data.pop("tools", None), "tools")],
         "tool_choice": _read_choice(data.pop("tool_choice", None)),
     }
-    text = read_options(data, "text")
+    text = read_options(data, "text", ("format", "verbosity"))
     if text.get("format") is not None:
         fields["response_format"] = _read_format(read_object(text["format"], "its format", "text"))
-    reasoning = read_options(data, "reasoning")
+    reasoning = read_options(data, "reasoning", ("effort", "summary", "generate_summary"))
     return fields | {
         "verbosity": text.get("verbosity"),
         "reasoning_effort": reasoning.get("effort"),

@@ -17,7 +17,7 @@ from skipsearch.decoding.tracing import Proposal
 from skipsearch.models.chat.call_reader import CallDelta, CallReader, SchemaCallReader, merge_deltas
 from skipsearch.models.chat.thinking import ThinkingReader
 from skipsearch.models.token_bytes import TokenBytes
-from skipsearch.serve.logprobs import SentToken, TokenPlaces
+from skipsearch.serve.logprobs import NamedToken, SentToken, TokenPlaces
 from skipsearch.serve.scheduler import RoundOutput
 
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length"}
@@ -166,7 +166,7 @@ class ChoiceDelta:
         if not self.scores:
             return None
         return {
-            "tokens": [to_text(score.utf8) for score in self.scores],
+            "tokens": [to_text(score.token.name) for score in self.scores],
             "token_logprobs": [score.logprob for score in self.scores],
             "text_offset": [score.offset for score in self.scores],
             "top_logprobs": [_top_by_text(score) for score in self.scores],
@@ -177,12 +177,12 @@ class ChoiceDelta:
         if not self.scores:
             return None
 
-        def entry(token: bytes, logprob: float | None) -> dict[str, Any]:
-            return {"token": to_text(token), "logprob": logprob, "bytes": list(token)}
+        def entry(token: NamedToken, logprob: float | None) -> dict[str, Any]:
+            return {"token": to_text(token.name), "logprob": logprob, "bytes": list(token.utf8)}
 
         return {
             "content": [
-                entry(score.utf8, score.logprob)
+                entry(score.token, score.logprob)
                 | {"top_logprobs": [entry(*one) for one in score.top]}
                 for score in self.scores
             ],
@@ -224,8 +224,8 @@ def _top_by_text(score: SentToken) -> dict[str, float] | None:
     if score.logprob is None:
         return None
     by_text: dict[str, float] = {}
-    for token, logprob in (*score.top, (score.utf8, score.logprob)):
-        by_text.setdefault(to_text(token), logprob)
+    for token, logprob in (*score.top, (score.token, score.logprob)):
+        by_text.setdefault(to_text(token.name), logprob)
     return by_text
 
 

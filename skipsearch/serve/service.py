@@ -397,6 +397,7 @@ def _prompt_error(request: BaseRequest, error: SkipSearchError) -> APIError:
     """Return the error for a prompt that cannot be decoded."""
     is_chat = isinstance(request, ChatCompletionRequest)
     name = str(error).partition(" ")[0]  # an error about a setting begins with its name
+    name = "stop" if "stop string" in str(error) else name
     if name not in type(request).model_fields:
         name = "messages" if is_chat else "prompt"
     return APIError(400, str(error), name)

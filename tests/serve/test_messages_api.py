@@ -189,6 +189,13 @@ def test_the_tokens_of_a_prompt_are_counted(client: Anthropic) -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice is"),
         ({"extra_body": {"mcp_servers": [{"name": "x"}]}}, "mcp_servers is set"),
         ({"extra_body": {"colour": 1}}, "colour is no field"),
+        ({"extra_body": {"thinking": {"type": "enabled", "depth": 1}}}, "thinking.depth is no"),
+        ({"extra_body": {"thinking": {"type": "deep"}}}, 'thinking has the type "deep"'),
+        ({"extra_body": {"output_config": {"colour": 1}}}, "output_config.colour is no field"),
+        (
+            {"extra_body": {"tool_choice": {"type": "auto", "colour": 1}}},
+            "tool_choice.colour is no field",
+        ),
         ({"extra_body": {"response_format": {}}}, "response_format is no field"),
     ],
     ids=lambda value: f"{value!s:.40}",

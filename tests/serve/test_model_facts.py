@@ -17,6 +17,7 @@ from skipsearch.decoding import Decoder
 from skipsearch.models import adapt
 from skipsearch.serve.app import build_app
 from skipsearch.serve.auth import APIKeys
+from skipsearch.serve.model_facts import describe_server
 from skipsearch.serve.service import Service
 
 from .tiny_server import LIMITS
@@ -81,6 +82,20 @@ def test_programs_find_the_model(client: TestClient) -> None:
     assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
     assert [model["name"] for model in client.get("/api/tags").json()["models"]] == ["tiny"]
     assert client.get("/api/version").json() == {"version": skipsearch.__version__}
+
+
+def test_the_sampling_of_requests_that_name_none_is_shown() -> None:
+    recommended = {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05}
+    decoder = Decoder(adapt(tiny_llama(), TOKENIZER))
+    service = Service(decoder, APIKeys([]), LIMITS, sampling_defaults=recommended)
+    shown = describe_server(service)["default_generation_settings"]["params"]
+    assert shown == {
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repeat_penalty": 1.05,
+    }
 
 
 @pytest.mark.parametrize("path", ["/props", "/api/tags"])

@@ -97,7 +97,8 @@ def quiet(server: Running) -> None:
         (ASKED | {"max_tokens": 0}, 400, "max_tokens", "without echo nothing would be answered"),
         (ASKED | {"temperature": True}, 400, "temperature", "temperature is not"),
         (ASKED | {"temperature": 1e-9}, 400, "temperature", "logits overflow"),
-        (ASKED | {"stop": [""]}, 400, "prompt", "a stop string is empty"),
+        (ASKED | {"stop": [""]}, 400, "stop", "a stop string is empty"),
+        (ASKED | {"stop": "x" * 1025}, 400, "stop", "a stop string has 1,025 characters"),
         (ASKED | {"stop": ["x"] * 17}, 400, "stop", "stop is not"),
         (ASKED | {"n": 33}, 400, "n", "n is not"),
         (
@@ -153,7 +154,7 @@ def test_what_cannot_be_carried_out_gets_its_status_and_a_sentence(
                     {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
                 ]
             },
-            "messages",
+            'a part of the type "image_url"; this server reads text alone',
         ),
         (
             {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]},
@@ -301,6 +302,20 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path) -> None:
     with running_server(tmp_path, ",".join(KEYS), "body_timeout_s=1") as server:
         assert raw(server, head).startswith(b"HTTP/1.1 408")
         assert "ok" in get(server, "/health")
+
+
+@pytest.mark.parametrize("method", ["POST /v1/completions", "GET /health"])
+def test_a_body_with_two_ends_is_refused(server: Running, method: str) -> None:
+    request = (
+        f"{method} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEYS[0]}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 4\r\nTransfer-Encoding: chunked"
+        "\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    ).encode()
+    answer = raw(server, request)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"ambiguous_body" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+    serves_on(server)
 
 
 def test_ten_thousand_header_lines_are_refused(server: Running) -> None:

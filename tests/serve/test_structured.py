@@ -334,9 +334,11 @@ def test_the_bytes_of_all_tokens_are_those_of_the_text_and_offsets_count_its_cha
     parts = [event["choices"][0]["logprobs"] for event in events if event["choices"]]
     if chat:
         entries = [entry for part in parts if part for entry in part["content"]]
-        spoken = [entry["bytes"] for entry in entries[:-1]]  # without the end-of-sequence token
+        spoken = [entry["bytes"] for entry in entries]
         assert b"".join(map(bytes, spoken)).decode() == text
         assert len(spoken) > len(text)
+        assert entries[-1]["token"] == entries[-1]["top_logprobs"][0]["token"] == "<|endoftext|>"
+        assert entries[-1]["bytes"] == entries[-1]["top_logprobs"][0]["bytes"] == []
         for entry in entries:
             top = {bytes(one["bytes"]): one["logprob"] for one in entry["top_logprobs"]}
             assert top[bytes(entry["bytes"])] == entry["logprob"]

@@ -111,6 +111,6 @@ def test_a_call_without_a_name_is_refused(name: Any) -> None:
 
 @pytest.mark.parametrize("value", ["", 0, False, []])
 def test_an_object_that_is_no_object_is_not_taken_as_left_out(value: Any) -> None:
-    assert read_options({"thinking": None}, "thinking") == {}
+    assert read_options({"thinking": None}, "thinking", ("type",)) == {}
     with pytest.raises(APIError, match="thinking"):
-        read_options({"thinking": value}, "thinking")
+        read_options({"thinking": value}, "thinking", ("type",))
