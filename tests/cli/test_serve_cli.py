@@ -48,8 +48,10 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
         ready: Any,
         cors_origins: list[str],
         sampling: Any,
+        log_prompts: Path | None,
+        warn: Any,
     ) -> None:
-        handed.extend([decoder, host, port, limits, name, alias, cors_origins])
+        handed.extend([decoder, host, port, limits, name, alias, cors_origins, log_prompts])
         ready("http://127.0.0.1:1234")
 
     monkeypatch.setattr(server, "run_server", serve)
@@ -59,13 +61,14 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
         monkeypatch,
         *cmd(
             "serve --model demo --task pycode --port 0 --max-num-seqs 2 --served-model-name mine "
-            "--engine lean --threads 1 --cors {} --cors app://obsidian.md",
+            "--engine lean --threads 1 --cors {} --cors app://obsidian.md --log-prompts asked.jsonl",
             "http://localhost:3000, https://a.example",
         ),
     )
     assert code == 0, said
     assert handed[0].recipe.drafters
-    assert handed[1:] == ["127.0.0.1", 0, Limits(max_num_seqs=2), "mine", None, ORIGINS]
+    limits, asked = Limits(max_num_seqs=2), Path("asked.jsonl")
+    assert handed[1:] == ["127.0.0.1", 0, limits, "mine", None, ORIGINS, asked]
     assert "serving mine at http://127.0.0.1:1234; Ctrl-C ends it" in said
     assert "for 2 running requests of up to 1,024 tokens, 2.0 GB for finished texts" in said
 
