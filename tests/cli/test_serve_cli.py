@@ -61,7 +61,8 @@ def test_it_hands_model_profile_and_limits_to_the_server(capsys, monkeypatch) ->
         monkeypatch,
         *cmd(
             "serve --model demo --task pycode --port 0 --max-num-seqs 2 --served-model-name mine "
-            "--engine lean --threads 1 --cors {} --cors app://obsidian.md --log-prompts asked.jsonl",
+            "--engine lean --threads 1 --log-prompts asked.jsonl --cors {} "
+            "--cors app://obsidian.md",
             "http://localhost:3000, https://a.example",
         ),
     )
