@@ -210,6 +210,71 @@ def test_an_error_of_the_chat_template_names_the_file(tmp_path: Path) -> None:
     assert read(write_vocabulary(tmp_path / "v.gguf", pre="smollm")).name_or_path == "v.gguf"
 
 
+# --- vocabularies of SentencePiece
+
+BYTES = [f"<0x{i:02X}>" for i in range(256)]
+PIECES = {"a": -10, "b": -11, "▁": -12, "ab": -1, "▁a": -2, "aa": -3, "▁▁": -4, "aaa": -5}
+
+
+def read_pieces(
+    path: Path, pieces: dict[str, float] = PIECES, marks: tuple[str, ...] = (), **flags: bool | str
+) -> Any:
+    """Write and read a vocabulary with the scores of its pieces. marks: control tokens.
+
+    flags: metadata, with __ for a dot.
+    """
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, *pieces, *marks]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(
+        [*[0.0] * 259, *[float(score) for score in pieces.values()], *[0.0] * len(marks)]
+    )
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * len(pieces), *[3] * len(marks)])
+    for key, value in flags.items():
+        add = writer.add_bool if isinstance(value, bool) else writer.add_string
+        add(key.replace("__", "."), value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return read_tokenizer(read_gguf(path), len(tokens))
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces", "flags"),
+    [
+        ("ab aab", "▁ ab ▁a ab", {}),
+        ("  a", "▁▁ ▁a", {}),
+        ("aaaaa", "▁a aa aa", {}),
+        ("<|u|> a</s>a", "<|u|> ▁ ▁a </s> ▁a", {}),
+        ("  a", "▁ ▁a", {"tokenizer__ggml__add_space_prefix": False}),
+        ("<|u|>\n a<s> b", "<|u|> ▁a <s> ▁▁ b", {"general__name": "Phi-3 mini"}),
+        ("é", "▁ <0xC3> <0xA9>", {}),
+    ],
+)
+def test_pieces_merge_by_their_scores_as_in_llama_cpp(
+    text: str, pieces: str, flags: dict[str, bool | str], tmp_path: Path
+) -> None:
+    """The pieces are those of llama.cpp."""
+    tokenizer = read_pieces(tmp_path / "v.gguf", marks=("<|u|>",), **flags)
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert " ".join(tokenizer.convert_ids_to_tokens(tokens)) == pieces
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        ({**PIECES, "ba": -1}, "its tokens 'ab' and 'ba' have the same score"),
+        ({**PIECES, "aé": -6}, "its token 'aé' is made of 'é', which is no token"),
+    ],
+)
+def test_pieces_that_no_order_of_merges_gives_are_refused(
+    pieces: dict[str, float], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(GGUFError, match=reason):
+        read_pieces(tmp_path / "v.gguf", pieces)
+
+
 # --- special tokens
 
 MARKS = ("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<|end|>")

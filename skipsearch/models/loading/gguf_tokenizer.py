@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -14,6 +15,8 @@ from skipsearch.models.third_party import first_line_of, panics_as_errors, silen
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; the last two stay whole in a text
 SPACE = "▁"  # in a vocabulary of SentencePiece
+# Of models whose name says Phi-3, all but these swallow the spaces that follow, as in llama.cpp.
+KEEPS_SPACES = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -59,16 +62,22 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
                 pre = _find_pre_tokenizer(file)
                 backend, adds_bos = _build_byte_level(file, tokens, pre), pre.adds_bos
             elif kind == "llama":
-                backend, adds_bos = _build_sentencepiece(file, tokens), True
+                backend, adds_bos = _build_sentencepiece(file, tokens, types), True
             else:
                 raise ValueError(f"its kind is {kind[:40]!r}, and gpt2 and llama are read")
             vocabulary = backend.get_vocab(with_added_tokens=False)
+            is_phi3 = re.search("phi-?3", file.get("general.name", str, ""), re.I) is not None
             for token_type, add in (
                 (CONTROL, backend.add_special_tokens),
                 (USER_DEFINED, backend.add_tokens),
             ):
                 whole = [
-                    AddedToken(token, normalized=False, special=token_type == CONTROL)
+                    AddedToken(
+                        token,
+                        rstrip=is_phi3 and token not in KEEPS_SPACES,
+                        normalized=False,
+                        special=token_type == CONTROL,
+                    )
                     for token, own_type in zip(tokens, types, strict=True)
                     if own_type == token_type and token in vocabulary
                 ]
@@ -120,8 +129,11 @@ def _build_byte_level(file: GGUFFile, tokens: list[str], pre: PreTokenizer) -> T
     return backend
 
 
-def _build_sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
-    """Return BPE with the merges that the scores of a vocabulary imply."""
+def _build_sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Tokenizer:
+    """Return BPE with the merges that the scores of a vocabulary imply.
+
+    Raises: ValueError if no order of merges gives llama.cpp's tokens.
+    """
     architecture = file.metadata.get("general.architecture", "")
     is_gemma = str(architecture).startswith("gemma")
     if is_gemma:  # its file spells tokens of spaces as spaces, and its order is that of merges
@@ -130,7 +142,9 @@ def _build_sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     else:
         scores = file.get("tokenizer.ggml.scores", list, [])
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    merges = _read_merges(file) or _derive_merges(vocabulary, scores)
+    if len(scores) != len(tokens):
+        raise ValueError(f"it has {len(tokens)} tokens and {len(scores)} scores")
+    merges = _derive_merges(vocabulary, scores, types)
     backend = Tokenizer(
         models.BPE(
             vocabulary,
@@ -145,11 +159,10 @@ def _build_sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     if is_gemma:
         backend.normalizer = replace
         backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    elif architecture == "phi3" and has_prefix:  # before the spaces that a text begins with, too
+    elif has_prefix:  # before spaces and after special tokens, too
         backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace])
     else:
-        scheme = "first" if has_prefix else "never"
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+        backend.normalizer = replace
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(
         [*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps
@@ -169,12 +182,28 @@ def _read_merges(file: GGUFFile) -> list[tuple[str, str]] | None:
     return list(pairs)
 
 
-def _derive_merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Return each pair of tokens that makes a token, first those with the highest score."""
+def _derive_merges(
+    vocabulary: dict[str, int], scores: list[float], types: list[int]
+) -> list[tuple[str, str]]:
+    """Return each pair of tokens that makes a token, first those with the highest score.
+
+    llama.cpp also merges characters that are no tokens, and of tokens with equal scores it takes
+    the first in the text; no list of merges does so. Tokens of other types stay whole before
+    anything merges. Raises: ValueError if a token of a text is merged in these ways.
+    """
     ranked = []
+    by_score = dict[float, str]()
     for token, index in vocabulary.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
+        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        parts = [pair for pair in pairs if all(len(p) == 1 or p in vocabulary for p in pair)]
+        if parts and types[index] == NORMAL:
+            unknown = next((p for pair in parts for p in pair if p not in vocabulary), None)
+            if unknown is not None:
+                raise ValueError(f"its token {token!r} is made of {unknown!r}, which is no token")
+            other = by_score.setdefault(scores[index], token)
+            if other != token:
+                raise ValueError(f"its tokens {other!r} and {token!r} have the same score")
+        for left, right in parts:
             if left in vocabulary and right in vocabulary:
                 ranked.append((-scores[index], -len(left), -len(right), left, right))
     ranked.sort(key=lambda pair: pair[:3])
