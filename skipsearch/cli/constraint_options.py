@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,8 +45,6 @@ class ConstraintOptions:
 
     def read(self) -> Constraint | None:
         """Return the constraint; None if no option is set. Raises: DecodeError."""
-        import json
-
         from pydantic import ValidationError
 
         from skipsearch.core.constraint import Constraint
@@ -57,21 +55,30 @@ class ConstraintOptions:
             raise DecodeError(f"{' and '.join(named)} are given; an answer has one shape: keep one")
         try:
             if self.json_schema is not None:
-                schema = json.loads(_read_text(self.json_schema))
-                if not isinstance(schema, dict):
-                    raise DecodeError(
-                        f"{self.json_schema} holds no JSON object, so it is no schema"
-                    )
-                return Constraint(json_schema=schema)
+                return Constraint(json_schema=_read_schema(self.json_schema))
             if self.regex is not None:
                 return Constraint(regex=self.regex)
             return None if self.grammar is None else Constraint(grammar=_read_text(self.grammar))
         except ValidationError as error:
             reason = error.errors(include_url=False, include_input=False)[0]["msg"]
             raise DecodeError(f"{named[0]} cannot be used: {reason}") from None
-        except (ValueError, RecursionError) as error:
-            reason = str(error).split("\n")[0][:200]
-            raise DecodeError(f"{self.json_schema} is not readable JSON ({reason})") from None
+
+
+def _read_schema(path: Path) -> dict[str, Any]:
+    """Return the schema in a file; `true` is the schema of any value. Raises: DecodeError."""
+    import json
+
+    text = _read_text(path)
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).split("\n")[0][:200]
+        raise DecodeError(f"{path} is not readable JSON ({reason}); write a schema in it") from None
+    if schema is False:
+        raise DecodeError(f"{path} holds the schema false, which no answer has; write another one")
+    if schema is not True and not isinstance(schema, dict):
+        raise DecodeError(f"{path} holds no JSON object, so it is no schema; write one in it")
+    return {} if schema is True else schema
 
 
 def _read_text(path: Path) -> str:

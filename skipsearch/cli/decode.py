@@ -42,6 +42,18 @@ FINISH_NOTES = {
     "length": "up to the limit",
     "time": "up to its time limit",
 }  # by finish reason
+MAX_LOOKUP_HISTORY = 10**7  # as many as a decoder remembers
+# Settings that lines of prompts have for other programs, and the options that set them here.
+LINE_FLAGS = {
+    "max_new_tokens": "--max-new-tokens",
+    "max_tokens": "--max-new-tokens",
+    "temperature": "--temperature",
+    "top_p": "--top-p",
+    "top_k": "--top-k",
+    "seed": "--seed",
+    "stop": "--stop",
+    "end_on_repeat": "--end-on-repeat",
+}
 
 
 @unfold_options
@@ -104,6 +116,7 @@ def decode(
         int,
         typer.Option(
             min=0,
+            max=MAX_LOOKUP_HISTORY,
             help="Let lookup copy from this many tokens of earlier answers of this run. "
             "Helps when prompts resemble each other.",
         ),
@@ -228,8 +241,17 @@ def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedRo
     from skipsearch.tasks.sources.jsonl import iter_rows, read_rows
 
     def parse(rows: Iterable[Row]) -> Iterator[NamedRow]:
+        is_warned = False
         for row in rows:
             _read_prompt(row, chat=False)  # reports an invalid line
+            if not is_warned and (ignored := sorted(LINE_FLAGS.keys() & row.columns.keys())):
+                is_warned = True
+                warn(
+                    [
+                        f"{row.location} sets {ignored[0]}, and a line sets its prompt alone: give "
+                        f"{LINE_FLAGS[ignored[0]]}, which counts for every line"
+                    ]
+                )
             yield row.id, row
 
     if prompt is not None:

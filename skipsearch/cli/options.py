@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,10 +47,25 @@ Device = Annotated[
         "with the engine hf; untested)."
     ),
 ]
+
+
+def check_threads(threads: int | None) -> int | None:
+    """Return a number of threads. Raises: BadParameter if this machine has fewer CPUs.
+
+    torch dies if it cannot start its threads, and more than there are CPUs gain nothing.
+    """
+    if threads is not None and threads > (n_cpus := os.cpu_count() or threads):
+        raise typer.BadParameter(
+            f"{threads} threads, and this machine has {n_cpus} CPUs: ask for at most as many"
+        )
+    return threads
+
+
 Threads = Annotated[
     int | None,
     typer.Option(
         min=1,
+        callback=check_threads,
         help="CPU threads. Default: as many as the profile was measured with on this "
         "machine, else torch's choice.",
     ),

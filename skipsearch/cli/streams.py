@@ -11,9 +11,27 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 import typer
+
+
+class ClosedInput(io.TextIOBase):
+    """A standard input that was closed when the command began: it has no lines, and reading its
+    bytes raises OSError.
+    """
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        """Return the end of input."""
+        return ""
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """Raise OSError, as a read of any closed file does."""
+        raise OSError(
+            errno.EBADF,
+            "standard input is closed, so there is no prompt to read: give one by a pipe or a file",
+        )
 
 
 class ClosedOutput(io.TextIOBase):
@@ -44,7 +62,7 @@ def prepare_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     if sys.stdin is None:
-        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 (it stays open)
+        sys.stdin = cast(TextIO, ClosedInput())
     if sys.stdout is None:
         sys.stdout = cast(TextIO, ClosedOutput())
     if sys.stderr is None:

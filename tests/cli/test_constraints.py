@@ -43,6 +43,19 @@ def test_decode_answers_with_a_text_of_an_expression_or_a_grammar(
         assert printed.strip() in ("yes", "no")
 
 
+def test_the_schema_true_is_that_of_any_value(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, schema in (("true", "true"), ("empty", "{}")):
+        (tmp_path / name).write_text(schema)
+    answers = {
+        run_in_process(capsys, monkeypatch, *DECODE, "--json-schema", tmp_path / name)[1]
+        for name in ("true", "empty")
+    }
+    assert len(answers) == 1
+    assert answers.pop().startswith('"')
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -50,8 +63,10 @@ def test_decode_answers_with_a_text_of_an_expression_or_a_grammar(
         (("--json-schema", "{folder}/nothing.json"), "cannot be read: No such file"),
         (("--json-schema", "{file}"), "is not readable JSON"),
         (("--json-schema", "{list}"), "holds no JSON object, so it is no schema"),
+        (("--json-schema", "{false}"), "holds the schema false, which no answer has"),
+        (("--json-schema", "{itself}"), "the constraint (JSON of a schema) cannot be followed"),
         (("--regex", "("), "the constraint (a regular expression) cannot be used"),
-        (("--grammar", "{binary}"), "cannot be read: it is not UTF-8"),
+        (("--grammar", "{binary}"), "error: {binary} cannot be read: it is not UTF-8"),
     ],
     ids=lambda value: f"{value!s:.40}",
 )
@@ -62,11 +77,19 @@ def test_a_shape_that_makes_no_sense_is_refused_in_one_sentence(
     options: tuple[str, ...],
     sentence: str,
 ) -> None:
-    for name, content in (("file", b"{no json"), ("list", b"[1]"), ("binary", b"\xff\xfe\x00")):
+    monkeypatch.setenv("COLUMNS", "400")
+    contents = {
+        "file": b"{no json",
+        "list": b"[1]",
+        "binary": b"\xff\xfe\x00",
+        "false": b"false",
+        "itself": b'{"$ref": "#"}',
+    }
+    for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-    names = {name: str(tmp_path / name) for name in ("file", "list", "binary")}
+    names = {name: str(tmp_path / name) for name in contents}
     given = [option.format(folder=tmp_path, **names) for option in options]
     status, _, told = run_in_process(capsys, monkeypatch, *DECODE, *given)
     assert status != 0
-    assert sentence in " ".join(told.split())
+    assert sentence.format(**names) in " ".join(told.split())
     assert "Traceback" not in told

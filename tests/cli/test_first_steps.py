@@ -31,6 +31,7 @@ from skipsearch.cli.tune_view import TuneView
 from skipsearch.core.machine import Machine
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import Trial
+from skipsearch.decoding.decoder import MAX_REMEMBERED_TOKENS
 from skipsearch.errors import ModelError, ProfileError, SearchError
 from skipsearch.models import adapt, load_adapter
 from skipsearch.models.families.table import family_of
@@ -500,3 +501,30 @@ def test_apples_gpu_is_taken_where_there_is_one_by_the_engine_hf_alone(
         match=r"the engine lean cannot drive .* never run on Apple's GPUs; use --engine hf",
     ):
         make_adapter(model, spec, family_of(model.config), None, "lean")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--threads", 100_000), ("--lookup-history", MAX_REMEMBERED_TOKENS + 1)]
+)
+def test_a_number_that_is_too_large_is_refused_by_its_option(
+    capsys, monkeypatch, option: str, value: int
+) -> None:
+    code, _, said = run_in_process(
+        capsys, monkeypatch, "decode", "--model", "demo", "--prompt", "x", option, value
+    )
+    assert code == 2
+    assert f"Invalid value for '{option}'" in said
+
+
+def test_a_warning_names_a_setting_in_a_line_of_prompts(capsys, monkeypatch, tmp_path) -> None:
+    lines = [{"prompt": "a", "label": 1}, {"prompt": "b", "max_tokens": 9}, {"prompt": "c"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, _, said = run_in_process(
+        capsys,
+        monkeypatch,
+        *cmd("decode --model demo --engine lean --max-new-tokens 2 --prompts"),
+        tmp_path / "rows.jsonl",
+    )
+    assert code == 0, said
+    assert said.count("warning:") == 1
+    assert "line 2 sets max_tokens, and a line sets its prompt alone: give --max-new-tokens" in said

@@ -155,6 +155,14 @@ def test_a_template_that_never_ends_is_stopped_and_the_next_one_works() -> None:
     assert child.render("{{ messages[0].content }}", {}, HELLO) == "hello"
 
 
+def test_a_template_adds_a_bounded_text_to_its_request() -> None:
+    child = TemplateRenderer(timeout_s=60)
+    with pytest.raises(ValueError, match=r"makes 12,000,000 characters of a request of \d+ bytes"):
+        child.render("{{ 'x' * 12000000 }}", {}, HELLO)
+    long = [{"role": "user", "content": "x" * 1_000_000}]
+    assert len(child.render("{{ messages[0].content * 3 }}", {}, long)) == 3_000_000
+
+
 def test_a_template_that_had_to_be_stopped_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stopped(TemplateRenderer):
         def render(self, *_: object) -> str:

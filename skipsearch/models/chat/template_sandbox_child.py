@@ -15,7 +15,8 @@ import sys
 from typing import Any
 
 MAX_EXTRA_BYTES = 1 << 30  # memory for templates, in addition to the interpreter's
-MAX_PROMPT_CHARS = 1 << 26  # length of a rendered prompt
+# Characters of a prompt: as many as a template may add, and a multiple of those it was given.
+MAX_ADDED_CHARS, MAX_REPETITIONS = 1 << 18, 4
 
 
 def main() -> None:
@@ -38,8 +39,10 @@ def main() -> None:
                 chat_template=request["template"],
                 **{"add_generation_prompt": True, **request["variables"]},
             )
-            if len(texts[0]) > MAX_PROMPT_CHARS:
-                raise ValueError(f"it makes {len(texts[0])} characters of a request")
+            if len(texts[0]) > MAX_ADDED_CHARS + MAX_REPETITIONS * len(line):
+                raise ValueError(
+                    f"it makes {len(texts[0]):,} characters of a request of {len(line):,} bytes"
+                )
             result = {"text": texts[0]}
         except Exception as error:  # from Jinja, Python, or the template's raise_exception
             result = {"error": str(error)[:1000] or type(error).__name__}
