@@ -5,12 +5,15 @@ A line fits a terminal of 80 columns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from threading import Event, Thread
 from time import monotonic
+from types import TracebackType
+from typing import ClassVar, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -93,3 +96,75 @@ class ProgressBar(Progress):
             expand=True,
             disable=not console.is_terminal or console.quiet,
         )
+
+
+class StageView:
+    """Shows long work that has several stages.
+
+    A terminal gets a live bar for each stage. A pipe gets a line for each stage, and a progress
+    line after `beat_s` seconds without any other.
+    """
+
+    interruption: ClassVar[str]  # what is said after Ctrl-C
+
+    def __init__(self, console: Console, beat_s: float = BEAT_S):
+        self.console, self.is_live = console, console.is_terminal
+        self.heartbeat = SilenceTimer(self._say_how_far, beat_s)
+        self.bar = ProgressBar(console, transient=False)
+        self.stage: TaskID | None = None
+        self.title = ""
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        if not self.is_live:
+            self.heartbeat.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.heartbeat.stop()
+        self.bar.stop()
+        if isinstance(error, KeyboardInterrupt):
+            self.console.print(self.interruption)
+
+    def say(self, line: str, style: str | None = None) -> None:
+        """Print a line, and restart the wait for the next progress line."""
+        self.heartbeat.written()
+        self.console.print(line, style=style)
+
+    def start_stage(self, title: str) -> None:
+        """Complete the bar of the current stage, and begin the next one."""
+        if self.stage is not None:
+            total = self._task().total or 1
+            self.bar.update(self.stage, total=total, completed=total, description=self.title)
+        self.stage, self.title = self.bar.add_task(title, total=None), title
+        if not self.is_live:
+            self.say(title)
+
+    def update_stage(self, done: float, total: float, description: str | None = None) -> None:
+        """Show how far the current stage is. description: shown for its title."""
+        if self.stage is not None:
+            self.bar.update(
+                self.stage,
+                completed=min(done, total),
+                total=total,
+                description=description or self.title,
+            )
+
+    def _task(self) -> Task:
+        assert self.stage is not None
+        return self.bar.tasks[self.bar.task_ids.index(self.stage)]
+
+    def _say_how_far(self) -> None:
+        """Print one line about the progress. The thread of the `SilenceTimer` calls this."""
+        if self.stage is None:
+            return
+        task = self._task()
+        remaining_s = task.time_remaining
+        about = f", about {format_duration(remaining_s)} left" if remaining_s else ""
+        stage = re.split(r" \(|:", self.title)[0]
+        self.console.print(f"  {stage}: {task.percentage:.0f} %{about}", style="dim")

@@ -5,15 +5,12 @@ What it finds is the best mask so far, the race and the verdict.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from types import TracebackType
 
-from rich.progress import TaskID
 from rich.table import Table
 
 from skipsearch.cli.consoles import program_name
-from skipsearch.cli.progress import BEAT_S, ProgressBar, SilenceTimer, format_duration
+from skipsearch.cli.progress import BEAT_S, StageView, format_duration
 from skipsearch.cli.terminal import Terminal
 from skipsearch.core.stats import Trial
 from skipsearch.profile import Profile
@@ -34,102 +31,48 @@ FEW_MASKS = 20  # so few judged masks get a line
 MAX_RACE_ROWS = 2  # recipes of a race; with more, the summary does not fit a screen
 
 
-class TuneView:
+class TuneView(StageView):
     """A listener of `tune` that prints its events.
 
-    A terminal gets a live bar for each stage. A pipe gets a line for each stage, and a progress
-    line after `beat_s` seconds without any other. A pipe also gets a line for a new best mask, if
-    it is measurably better than the last one that was printed, and better than lookup alone.
+    A pipe also gets a line for a new best mask, if it is measurably better than the last one that
+    was printed, and better than lookup alone.
     """
 
+    interruption = (
+        "interrupted; every judged mask is kept, and the same command with --resume continues "
+        "after it has prepared again"
+    )
+
     def __init__(self, console: Terminal, beat_s: float = BEAT_S):
-        self.console = console
-        self.heartbeat = SilenceTimer(self._say_how_far, beat_s)
-        self.is_live = console.is_terminal
-        self.bar = ProgressBar(console, transient=False)
-        self.stage: TaskID | None = None
-        self.title = ""
+        super().__init__(console, beat_s)
         self.best: Trial | None = None
         self.n_judged = 0
         self.baseline_speedup, self.last_reported = 0.0, 0.0
         self.race: list[CandidateMeasured] = []
         self.casts_doubt = False
 
-    def __enter__(self) -> TuneView:
-        self.bar.start()
-        if not self.is_live:
-            self.heartbeat.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.heartbeat.stop()
-        self.bar.stop()
-        if isinstance(error, KeyboardInterrupt):
-            self.console.print(
-                "interrupted; every judged mask is kept, and the same command with --resume "
-                "continues after it has prepared again"
-            )
-
     def __call__(self, event: TuneEvent) -> None:
         match event:
             case StageStarted(title):
-                self._close_stage()
-                self.stage, self.title = self.bar.add_task(title, total=None), title
-                if not self.is_live:
-                    self._say(title)
-            case StageProgress(done, total, judged, best):
-                if judged is not None and best is not None:
+                self.start_stage(title)
+            case StageProgress(done, total, None):
+                self.update_stage(done, total)
+            case StageProgress(done, total, _, best):
+                if best is not None:
                     self.n_judged += 1
                     self._show_best(best)
-                if self.stage is not None:
-                    # The best mask is shown in the search, and not in the stages after it.
-                    description = (
-                        self.title
-                        if judged is None
-                        else f"trial {self.n_judged}, {self._best_text()}"
-                    )
-                    self.bar.update(
-                        self.stage, completed=min(done, total), total=total, description=description
-                    )
+                self.update_stage(done, total, f"trial {self.n_judged}, {self._best_text()}")
             case BaselinePredicted(speedup):
                 self.baseline_speedup = MIN_REPORTED_GAIN * speedup
             case Notice(sentence, doubtful):
                 self.casts_doubt |= doubtful
-                self._say(sentence, style="dim")
+                self.say(sentence, style="dim")
             case LongestDecoding():
-                self._say(_describe_longest(event), style="dim")
+                self.say(_describe_longest(event), style="dim")
             case Forecast():
-                self._say(_forecast(event), style="dim")
+                self.say(_forecast(event), style="dim")
             case CandidateMeasured():
                 self.race.append(event)
-
-    def _say(self, line: str, style: str | None = None) -> None:
-        """Print a line, and restart the wait for the next progress line."""
-        self.heartbeat.written()
-        self.console.print(line, style=style)
-
-    def _say_how_far(self) -> None:
-        """Print one line about the progress. The thread of the `SilenceTimer` calls this."""
-        if self.stage is None:
-            return
-        task = self.bar.tasks[self.bar.task_ids.index(self.stage)]
-        remaining_s = task.time_remaining
-        about = f", about {format_duration(remaining_s)} left" if remaining_s else ""
-        stage = re.split(r" \(|:", self.title)[0]
-        self.console.print(f"  {stage}: {task.percentage:.0f} %{about}", style="dim")
-
-    def _close_stage(self) -> None:
-        """Complete the bar of the current stage."""
-        if self.stage is not None:
-            task = self.bar.tasks[self.bar.task_ids.index(self.stage)]
-            self.bar.update(
-                self.stage, total=task.total or 1, completed=task.total or 1, description=self.title
-            )
 
     def _show_best(self, best: Trial) -> None:
         """Remember a new best mask, and print it on a pipe if it is worth a line."""
@@ -143,7 +86,7 @@ class TuneView:
                 self.last_reported = best.speedup or 0.0
                 reading = best.recipe.drafters[-1].format_reading() if best.recipe else ""
                 proposer = f", by {best.searcher}" if best.searcher else ""
-                self._say(
+                self.say(
                     f"  trial {self.n_judged}: best predicted so far {_describe_trial(best)} of "
                     f"{2 * best.mask.n_layers}{reading}{proposer}"
                 )

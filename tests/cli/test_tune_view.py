@@ -14,6 +14,7 @@ from helpers.profiles import GOLDEN
 import skipsearch
 from skipsearch.cli.progress import BEAT_S
 from skipsearch.cli.terminal import Terminal
+from skipsearch.cli.train_view import TrainView
 from skipsearch.cli.tune_view import TuneView
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading
@@ -104,16 +105,19 @@ def wait_for(lines: Callable[[], list[str]], count: int) -> list[str]:
     return lines()
 
 
-def test_a_pipe_is_told_how_far_it_is_whenever_nothing_else_was_said_for_a_while() -> None:
+@pytest.mark.parametrize("shown_by", [TuneView, TrainView])
+def test_a_pipe_is_told_how_far_it_is_whenever_nothing_else_was_said_for_a_while(
+    shown_by: type[TuneView | TrainView],
+) -> None:
     told = StringIO()
-    with TuneView(Terminal(file=told), beat_s=0.02) as view:
+    with shown_by(Terminal(file=told), beat_s=0.02) as view:
         view(StageStarted("writing reference text: the model continues calibration prompts"))
         view(StageProgress(30, 120))
         lines = wait_for(lambda: told.getvalue().splitlines(), 4)
     assert lines[0] == "writing reference text: the model continues calibration prompts"
     assert lines[1].startswith("  writing reference text: 25 %")
     assert len(lines) >= 4, "and again"
-    with TuneView(Terminal(file=(search := StringIO())), beat_s=0.02) as view:
+    with shown_by(Terminal(file=(search := StringIO())), beat_s=0.02) as view:
         view(StageStarted("searching masks with auto (α: chance that a draft is accepted)"))
         view(StageProgress(30, 120))
         lines = wait_for(lambda: search.getvalue().splitlines(), 2)
