@@ -92,6 +92,12 @@ class Siblings(FrozenModel):
         return f"always {siblings}" if self.below == 1 else f"{siblings} below {self.below:g}"
 
 
+DraftSiblings = Annotated[
+    Siblings | None,
+    Field(exclude_if=is_none, description="verified beside unsure tokens; left out: none"),
+]
+
+
 @dataclass(frozen=True)
 class DrafterInfo:
     """A description of a drafter for people who choose one.

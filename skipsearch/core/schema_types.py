@@ -32,6 +32,13 @@ def _check_printable_line(text: str) -> str:
     return text
 
 
+def _sort_layers(layers: tuple[int, ...]) -> tuple[int, ...]:
+    repeated = [layer for layer in sorted(set(layers)) if layers.count(layer) > 1]
+    if repeated:
+        raise ValueError(f"layer {repeated[0]} is listed more than once")
+    return tuple(sorted(layers))
+
+
 Text = Annotated[
     str, StringConstraints(min_length=1, max_length=300), AfterValidator(_check_printable_line)
 ]
@@ -45,6 +52,7 @@ Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Layer = Annotated[int, Field(ge=0, le=1023)]
 Layers = Annotated[tuple[Layer, ...], Field(strict=False)]  # not strict: YAML knows lists only
+SkippedLayers = Annotated[Layers, AfterValidator(_sort_layers)]  # ascending, none twice
 # The limits of sampling settings, the same in tasks, profiles and requests.
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 10**7

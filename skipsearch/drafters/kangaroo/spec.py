@@ -10,8 +10,8 @@ from pydantic import Field
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading
-from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftVocabulary, Siblings
-from skipsearch.core.schema_types import ModuleRef, is_none
+from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftSiblings, DraftVocabulary
+from skipsearch.core.schema_types import ModuleRef
 from skipsearch.drafters.skip.spec import AnyExit
 
 if TYPE_CHECKING:
@@ -40,11 +40,7 @@ class Kangaroo(DrafterSpec):
         description="layers that the draft runs"
     )
     exit: AnyExit
-    siblings: Siblings | None = Field(
-        default=None,
-        exclude_if=is_none,
-        description="verified beside unsure tokens; left out: none",
-    )
+    siblings: DraftSiblings = None
     vocabulary: DraftVocabulary = None
     module: ModuleRef = Field(description="the trained adapter")
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import DraftWeights, Reading, is_stored
-from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftVocabulary, Siblings
+from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftSiblings, DraftVocabulary
 from skipsearch.core.schema_types import ModuleRef, is_none
 from skipsearch.drafters.skip.spec import AnyExit
 
@@ -34,11 +34,7 @@ class Mtp(DrafterSpec):
         "lookup before it; siblings",
     )
     exit: AnyExit
-    siblings: Siblings | None = Field(
-        default=None,
-        exclude_if=is_none,
-        description="verified beside unsure tokens; left out: none",
-    )
+    siblings: DraftSiblings = None
     weights: DraftWeights = Field(
         default="stored",
         exclude_if=is_stored,

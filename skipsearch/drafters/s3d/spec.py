@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from skipsearch.core.mask import SkipMask, format_sublayer_count
 from skipsearch.core.reading import Reading
 from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftVocabulary
-from skipsearch.core.schema_types import FrozenModel, Layers, ModuleRef, broken_rule, is_none
+from skipsearch.core.schema_types import FrozenModel, ModuleRef, SkippedLayers, broken_rule, is_none
 from skipsearch.drafters.base import list_depths
-from skipsearch.drafters.skip.spec import sorted_unique
 
 if TYPE_CHECKING:
     from skipsearch.drafters.base import Drafter
@@ -96,10 +95,12 @@ class S3D(DrafterSpec):
         "embeddings and changes that `train s3d` makes",
         "lookup before it; a tree of candidates",
     )
-    attn: Layers = Field(
+    attn: SkippedLayers = Field(
         description="layers whose attention the draft skips, 0..n_layers-1, ascending"
     )
-    mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
+    mlp: SkippedLayers = Field(
+        description="layers whose MLP the draft skips, 0..n_layers-1, ascending"
+    )
     tree: DraftTree | None = Field(
         default=None,
         exclude_if=is_none,
@@ -107,11 +108,6 @@ class S3D(DrafterSpec):
     )
     vocabulary: DraftVocabulary = None
     module: ModuleRef = Field(description="the trained embeddings and, if any, low-rank changes")
-
-    @field_validator("attn", "mlp")
-    @classmethod
-    def _sort_layers(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
-        return sorted_unique(layers)
 
     @property
     def modules(self) -> tuple[ModuleRef, ...]:

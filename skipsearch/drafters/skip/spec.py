@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from skipsearch.core.mask import SkipMask, format_sublayer_count
 from skipsearch.core.reading import READ_ALL, Reading
-from skipsearch.core.recipe import EXITS, DrafterInfo, ReadingSpec, Siblings, make_spec_union
-from skipsearch.core.schema_types import Layers, is_none
+from skipsearch.core.recipe import (
+    EXITS,
+    DrafterInfo,
+    DraftSiblings,
+    ReadingSpec,
+    Siblings,
+    make_spec_union,
+)
+from skipsearch.core.schema_types import SkippedLayers
 from skipsearch.drafters.exits import Exit
 
 if TYPE_CHECKING:
@@ -37,16 +44,14 @@ class Skip(ReadingSpec):
         "a mask, which `tune` searches on calibration prompts",
         "lookup before it; siblings",
     )
-    attn: Layers = Field(
+    attn: SkippedLayers = Field(
         description="layers whose attention the draft skips, 0..n_layers-1, ascending"
     )
-    mlp: Layers = Field(description="layers whose MLP the draft skips, 0..n_layers-1, ascending")
-    exit: AnyExit
-    siblings: Siblings | None = Field(
-        default=None,
-        exclude_if=is_none,
-        description="verified beside unsure tokens; left out: none",
+    mlp: SkippedLayers = Field(
+        description="layers whose MLP the draft skips, 0..n_layers-1, ascending"
     )
+    exit: AnyExit
+    siblings: DraftSiblings = None
 
     @classmethod
     def from_mask(
@@ -67,11 +72,6 @@ class Skip(ReadingSpec):
             exit=exit_policy,
             siblings=siblings,
         )
-
-    @field_validator("attn", "mlp")
-    @classmethod
-    def _sort_layers(cls, layers: tuple[int, ...]) -> tuple[int, ...]:
-        return sorted_unique(layers)
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.draft_model_session import reduce_reading
@@ -95,11 +95,3 @@ class Skip(ReadingSpec):
         else:
             draft = "skip nothing" if self.reading.is_everything else f"read less: {self.reading}"
         return f"{draft}, {self.exit}, up to {self.draft_length}{siblings}"
-
-
-def sorted_unique(layers: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the layers in ascending order. Raises: ValueError if a layer is repeated."""
-    repeated = [layer for layer in sorted(set(layers)) if layers.count(layer) > 1]
-    if repeated:
-        raise ValueError(f"layer {repeated[0]} is listed more than once")
-    return tuple(sorted(layers))
