@@ -15,7 +15,7 @@ constexpr int TILE_ROWS = SS_BYTES == 64 ? 8 : 4;   // rows whose sums fit in th
 // of them, and a broadcast takes as long as a product. One or two rows wait for memory instead.
 constexpr int tile_vecs(int rows) { return SS_BYTES == 64 && rows > 2 ? 2 : 1; }
 
-#if (defined(__AVX2__) || defined(__AVX512BW__)) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 #define SS_PAIR_SUMS
 #if defined(__AVX512BW__)
 #define SS_INT(operation) _mm512_##operation
