@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from skipsearch import models
 from skipsearch.core.registry import unknown_name
@@ -24,7 +25,7 @@ from skipsearch.models.loading.quantize import (
 
 
 def load_model(
-    name: str,
+    name: str | Path,
     device: str = "auto",
     dtype: str = "auto",
     quantization: str | None = None,

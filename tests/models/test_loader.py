@@ -18,6 +18,7 @@ from helpers.letter_tokenizer import letter_tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import skipsearch as ss
 from skipsearch.engine import forward
 from skipsearch.errors import ModelError, UnusedWeightsWarning
 from skipsearch.models import adapt, load_adapter
@@ -171,6 +172,12 @@ def test_hashes_are_of_content_and_not_of_place_or_dtype(saved: Path, folder: Pa
     weights["model.norm.weight"][0] += 1e-3
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert load_adapter(str(folder), "cpu").spec.weights_sha256 != here.weights_sha256
+
+
+def test_a_path_is_a_name_and_a_model_in_memory_is_none(saved: Path) -> None:
+    assert ss.load_model(saved, device="cpu").spec.id == saved.name
+    with pytest.raises(ModelError, match=r"a LlamaForCausalLM is no name .* `adapt` takes"):
+        ss.load_model(new_hf_model("llama"))  # type: ignore[arg-type]
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_one() -> None:

@@ -44,11 +44,18 @@ PACKAGED_MODELS = {
 }
 
 
-def find_packaged_model(name: str) -> str:
+def find_packaged_model(name: str | Path) -> str:
     """Return the file of a model that packages carry; any other name as it is.
 
-    Raises: ModelError that says how to fetch the file, if it is not below MODELS_FOLDER.
+    Raises: ModelError that says how to fetch the file, if it is not below MODELS_FOLDER; also for
+    what is no name.
     """
+    if not isinstance(name, str | Path):
+        raise ModelError(
+            f"a {type(name).__name__} is no name of a model: give a name, a folder or a file; "
+            "`adapt` takes a model in memory"
+        )
+    name = str(name)
     packaged = PACKAGED_MODELS.get(name.lower())
     if packaged is None:
         return name
