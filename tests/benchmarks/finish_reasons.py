@@ -37,9 +37,10 @@ def main() -> None:
         name, _, file = given.partition("=")
         task = load_task(name, data=file or None, chat=True)
         work = make_workload(model, task, task.holdout[: args.prompts])
-        texts = generate_continuations(
+        written = generate_continuations(
             model, work.prompt_ids, args.new_tokens, "loop", sampling=GREEDY
         )
+        texts = [continuation.tokens for continuation in written]
         reasons = Counter(
             "ended"
             if text[-1] in model.spec.eos_token_ids
