@@ -14,7 +14,7 @@ from skipsearch.bench.benchmark import BenchProgress
 from skipsearch.bench.systems import SkipsearchSystem
 from skipsearch.core.machine import synchronize
 from skipsearch.core.schema_types import Interval
-from skipsearch.core.stats import DecodeStats, Estimate, bootstrap_ratio
+from skipsearch.core.stats import DecodeStats, Estimate, estimate_ratio
 from skipsearch.decoding import Batch
 from skipsearch.profile import Profile
 from skipsearch.profile.schema import BatchSpeed
@@ -171,7 +171,7 @@ def _make_batch_row(
         system.name,
         system.model.spec.engine,
         pace,
-        bootstrap_ratio(theirs, ours),
+        estimate_ratio(theirs, ours),
         pace / earlier_rows[0].tokens_per_second if earlier_rows else 1.0,
         sum(a == b for a, b in texts),
         len(texts),

@@ -13,7 +13,7 @@ from typing import Any
 from skipsearch.bench.bench_prompts import BenchRequest
 from skipsearch.bench.peak_memory import measure_peak_memory
 from skipsearch.bench.systems import SkipsearchSystem, System, SystemRun
-from skipsearch.core.stats import DecodeStats, Estimate, bootstrap_ratio
+from skipsearch.core.stats import DecodeStats, Estimate, estimate_ratio
 
 BenchProgress = Callable[[int, int], None]
 CONTEXT_TOKENS = 32  # generated after each context
@@ -226,7 +226,7 @@ def _drafter_rows(system: System, stats: DecodeStats) -> list[DrafterRow]:
 def _paired_speedup(baseline: list[list[SystemRun]], ours: list[list[SystemRun]]) -> Estimate:
     """Return the speedup of `ours` over `baseline`, paired by prompt, with its interval."""
     theirs, mine = ([median(r.decode_s for r in rs) for rs in side] for side in (baseline, ours))
-    return bootstrap_ratio(theirs, mine)
+    return estimate_ratio(theirs, mine)
 
 
 def _sum_stats(runs: list[list[SystemRun]]) -> DecodeStats:

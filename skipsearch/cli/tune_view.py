@@ -14,7 +14,7 @@ from skipsearch.cli.progress import BEAT_S, StageView, format_duration
 from skipsearch.cli.terminal import Terminal
 from skipsearch.core.stats import Trial
 from skipsearch.profile import Profile
-from skipsearch.profile.show import draw_mask, explain_terms, format_counts
+from skipsearch.profile.show import describe_prompts, draw_mask, explain_terms, format_counts
 from skipsearch.tuning.events import (
     BaselinePredicted,
     CandidateMeasured,
@@ -131,7 +131,7 @@ class TuneView(StageView):
         measured = profile.measured
         assert measured is not None
         console.print(
-            f"on {measured.prompts} hold-out prompts: "
+            f"on {describe_prompts(measured)}: "
             f"{measured.baseline_ms_per_token.format_with_unit(' ms')} a token plain, "
             f"{measured.ms_per_token.format_with_unit(' ms')} with this profile"
         )

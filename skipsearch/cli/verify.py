@@ -40,7 +40,11 @@ def verify(
     ] = None,
     prompts: Annotated[
         int | None,
-        typer.Option(min=2, help="Number of hold-out prompts. Default: all of the task's."),
+        typer.Option(
+            min=2,
+            help="Number of hold-out prompts, at most. Default: all of the task's. Fewer are "
+            "measured if they suffice for ±5 %.",
+        ),
     ] = None,
     loading: LoadOptions,
     write: Annotated[
@@ -163,7 +167,7 @@ def _output_path(file: Path, adapter: object, task: str) -> Path:
 
 def _format_lines(verification: Verification) -> list[str]:
     """Return the result of a verification as lines of text."""
-    from skipsearch.profile.show import describe_device, format_speedup
+    from skipsearch.profile.show import describe_device, describe_prompts, format_speedup
 
     claim, measured = verification.claim, verification.remeasured.measured
     assert measured is not None
@@ -171,8 +175,8 @@ def _format_lines(verification: Verification) -> list[str]:
         f"claimed  {format_speedup(claim)}, {describe_device(claim)}"
         if claim.measured
         else "claimed  nothing: the profile is unmeasured",
-        f"here     {format_speedup(verification.remeasured)} on {measured.prompts} hold-out "
-        f"prompts of {verification.remeasured.task.name}, "
+        f"here     {format_speedup(verification.remeasured)} on "
+        f"{describe_prompts(measured)} of {verification.remeasured.task.name}, "
         f"{describe_device(verification.remeasured)}",
         f"time     {measured.ms_per_token.format_with_unit(' ms')} a token, plain decoding "
         f"{measured.baseline_ms_per_token.format_with_unit(' ms')}",

@@ -132,6 +132,12 @@ def format_batch_speedups(measurement: Measurement) -> str:
     )
 
 
+def describe_prompts(measurement: Measurement) -> str:
+    """Return how many prompts were measured, and that they sufficed if not all of them were."""
+    enough = " (enough for ±5 %)" if measurement.stopped == "narrow" else ""
+    return f"{measurement.prompts} hold-out prompts{enough}"
+
+
 def _measurement_lines(measurement: Measurement) -> list[str]:
     figures = {
         "α": measurement.alpha,
@@ -142,8 +148,8 @@ def _measurement_lines(measurement: Measurement) -> list[str]:
     }
     rounds = ", ".join(f"{name} {value:g}" for name, value in figures.items() if value is not None)
     return [
-        f"speedup  {measurement.speedup.format_with_unit('×')} on {measurement.prompts} held-out "
-        f"prompts, {measurement.tokens} tokens",
+        f"speedup  {measurement.speedup.format_with_unit('×')} on "
+        f"{describe_prompts(measurement)}, {measurement.tokens} tokens",
         f"time     {measurement.ms_per_token.format_with_unit(' ms')} a token, plain decoding "
         f"{measurement.baseline_ms_per_token.format_with_unit(' ms')}",
         f"rounds   {rounds}",

@@ -60,4 +60,5 @@ class Candidate:
             self.measurement.speedup,
             split,
             self.measurement.drafted.n_prompts,
+            self.measurement.stopped_early,
         )

@@ -27,7 +27,7 @@ from skipsearch.replay.reliability import compute_reliability
 from skipsearch.replay.workload import Workload, make_workload, template_sha256
 from skipsearch.searchers import SearchProblem
 from skipsearch.tasks import Task, load_task
-from skipsearch.timing.interleaved import PairedTimings, time_interleaved
+from skipsearch.timing.interleaved import measure_speedup
 from skipsearch.tuning.calibration import Calibration, calibrate, load_needed_modules
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import (
@@ -66,7 +66,6 @@ from skipsearch.tuning.wall_objective import WallObjective
 
 WALL_OBJECTIVE_PROMPTS = 6  # prompts of one evaluation under the wall objective
 REFINED_MASKS = 4  # masks that are tried with every setting
-HOLDOUT_REPEATS = 2
 
 
 def tune(
@@ -133,7 +132,7 @@ def tune(
     trained = load_needed_modules(model, settings, on_event)
     store = _open_study(model, task, settings, study, resume, on_event)
 
-    longest = estimate_longest_decoding(model, prompts, HOLDOUT_REPEATS * len(task.holdout))
+    longest = estimate_longest_decoding(model, prompts, len(task.holdout))
     on_event(longest)
     calibration = calibrate(model, prompts, trained, settings, on_event)
     decoding_s = predict_decoding_s(calibration.objective, longest)
@@ -158,8 +157,7 @@ def tune(
         task,
         holdout,
         winner.recipe,
-        winner.measurement.plain,
-        winner.measurement.drafted,
+        winner.measurement,
         provenance=make_provenance(searcher, objective, seed, search.n_judged, search_s),
     )
 
@@ -297,14 +295,14 @@ def confirm(
 ) -> Candidate:
     """Return the winner with its measurement on hold-out prompts."""
     on_event(StageStarted("measuring the winner on hold-out prompts"))
-    decoder = winner.make_decoder(model)
-    # A drafter that learns from request to request must not meet a text twice.
-    repeats = 1 if decoder.is_learning else HOLDOUT_REPEATS
-    baseline = Decoder(model, draft_forced=False)
-    plain, drafted = time_interleaved(
-        [baseline, decoder], holdout, repeats, seed, make_progress_callback(on_event)
+    measurement = measure_speedup(
+        Decoder(model, draft_forced=False),
+        winner.make_decoder(model),
+        holdout,
+        seed,
+        make_progress_callback(on_event),
     )
-    winner = replace(winner, measurement=PairedTimings(plain, drafted))
+    winner = replace(winner, measurement=measurement)
     on_event(winner.describe_measurement("holdout"))
     return winner
 

@@ -36,6 +36,7 @@ class CandidateMeasured:
     speedup: Estimate
     split: str  # "calibration" or "holdout"
     n_prompts: int  # prompts of that split over which it was timed
+    stopped_early: bool = False  # because the interval of the speedup was narrow
 
     def as_dict(self) -> dict[str, Any]:
         """Return the event as an entry of the study's attribute `raced`."""

@@ -18,7 +18,7 @@ from skipsearch.profile import Interval, Profile, round_significant
 from skipsearch.profile import schema as s
 from skipsearch.replay.workload import Workload, template_sha256
 from skipsearch.tasks.task import Task
-from skipsearch.timing.interleaved import Divergence, Timings, find_first_divergence
+from skipsearch.timing.interleaved import Divergence, PairedTimings, Timings, find_first_divergence
 
 
 def find_divergences(
@@ -54,8 +54,7 @@ def build_profile(
     task: Task,
     workload: Workload,
     recipe: Recipe,
-    plain: Timings,
-    drafted: Timings,
+    measurement: PairedTimings,
     *,
     provenance: s.Provenance,
 ) -> Profile:
@@ -65,7 +64,7 @@ def build_profile(
     """
     spec = model.spec
     require_hashes(spec)
-    speedup = drafted.speedup_over(plain)
+    speedup, drafted = measurement.speedup, measurement.drafted
     verdict: Literal["speculate", "plain"] = (
         "speculate" if speedup.low > 1 and drafted.stats.drafted else "plain"
     )
@@ -92,7 +91,7 @@ def build_profile(
         verdict=verdict,
         drafters=candidate if verdict == "speculate" else (),
         lost=candidate if verdict == "plain" else (),
-        measured=_build_measurement(model, workload, plain, drafted, speedup, recipe),
+        measured=_build_measurement(model, workload, measurement, recipe),
         software=s.Software(**software_versions()),  # type: ignore[arg-type]
         provenance=provenance,
     )
@@ -117,14 +116,10 @@ def make_model_info(spec: ModelSpec) -> s.ModelInfo:
 
 
 def _build_measurement(
-    model: ModelAdapter,
-    workload: Workload,
-    plain: Timings,
-    drafted: Timings,
-    speedup: Estimate,
-    recipe: Recipe,
+    model: ModelAdapter, workload: Workload, measurement: PairedTimings, recipe: Recipe
 ) -> s.Measurement:
-    stats, baseline = drafted.stats, plain.stats
+    plain, drafted, stopped_early = measurement
+    speedup, stats, baseline = measurement.speedup, drafted.stats, plain.stats
     # Repeats generate the same text.
     once = sum({x.prompt_index: x.stats for x in drafted.samples}.values(), DecodeStats())
     contexts = [
@@ -140,8 +135,8 @@ def _build_measurement(
     n_looped = sum(reason == "loop" for reason in reasons.values())
     repeating = {x.prompt_index for x in drafted.samples if x.generation.finish_reason == "repeat"}
     return s.Measurement(
-        baseline_ms_per_token=_interval_ms(plain.estimate()),
-        ms_per_token=_interval_ms(drafted.estimate()),
+        baseline_ms_per_token=_interval_ms(plain.estimate(stopped_early)),
+        ms_per_token=_interval_ms(drafted.estimate(stopped_early)),
         speedup=Interval.from_rounded(speedup.mean, speedup.low, speedup.high),
         alpha=_round_or_none(stats.alpha),
         accepted_fraction=_round_or_none(stats.accepted_fraction),
@@ -149,6 +144,7 @@ def _build_measurement(
         beta=_round_or_none(beta),
         verify_ratio=_round_or_none(verify_ratio),
         prompts=drafted.n_prompts,
+        stopped="narrow" if stopped_early else "prompts_ended",
         tokens=once.tokens,
         context_tokens=s.ContextTokens(p50=round(median(contexts)), max=max(contexts)),
         ended_on_repeat=len(repeating),

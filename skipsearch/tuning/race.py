@@ -13,7 +13,7 @@ from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.trained_replay import TrainedDraft
 from skipsearch.replay.workload import Workload
-from skipsearch.timing.interleaved import successive_halving
+from skipsearch.timing.elimination import PLAIN_PROMPTS, race_decoders
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import LongestDecoding, TuneListener, make_progress_callback
 from skipsearch.tuning.joint_objective import JointObjective
@@ -22,11 +22,12 @@ from skipsearch.tuning.recipe_shape import RecipeShape
 from skipsearch.tuning.trained_candidates import TrainedCandidates
 
 MAX_FINALISTS = 4  # recipes that are raced, unless there are more shapes
-RACE_RUNGS = (5, 11)  # prompts of the first rung, with all finalists, and of the second
-TIE_BREAK_PROMPTS = 32  # further prompts, at most, for the two fastest until one is faster
+RACE_RUNGS = (16, 24)  # prompts: most races are decided earlier
 TIMED_TOKENS = 9  # the first of them comes from the prefill
 # The rungs if replay cannot predict the best settings, so that more candidates race.
-ONLINE_RACE_RUNGS = (4, 8, 12, 24)
+ONLINE_RACE_RUNGS = (4, 8, 12, 24, 32)
+# Prompts of a close race: all finalists decode the first of them, and the two fastest all.
+CLOSE_RACE_PROMPTS = (4, 16)
 
 
 def select_finalists(
@@ -105,14 +106,13 @@ def estimate_longest_decoding(
     """Estimate at the start of a run how long the race and the final measurement may take.
 
     Nothing is known yet but the time of the prompt of median length and of a few tokens after it,
-    which are decoded here, once before to warm up. Half of the tie-break prompts are counted.
-    n_holdout: hold-out prompts times repeats; plain decoding and the winner decode each of them.
+    which are decoded here, once before to warm up. The race counts as a close one of two.
+    n_holdout: hold-out prompts; plain decoding and the winner decode each of them at most once.
     """
-    first, second = RACE_RUNGS
-    tie_break = TIE_BREAK_PROMPTS // 2
-    raced = first * (1 + MAX_FINALISTS) + second * (1 + MAX_FINALISTS // 2) + tie_break * 3
+    first, last = CLOSE_RACE_PROMPTS
+    raced = PLAIN_PROMPTS + first * MAX_FINALISTS + (last - first) * 2
     prompts = sorted(calibration.prompt_ids, key=len)
-    share = min(1.0, len(prompts) / (first + second + tie_break))
+    share = min(1.0, len(prompts) / last)
     decoder, prompt = Decoder(model, draft_forced=False), prompts[len(prompts) // 2]
     for _ in range(2):
         stats = decoder.generate(prompt, TIMED_TOKENS, ignore_eos=True).stats
@@ -149,7 +149,7 @@ def race_candidates(
     Each measured time is therefore multiplied by the predicted time of all prompts over the
     predicted time of the decoded prompts (a control variate).
     """
-    winner, timings = successive_halving(
+    winner, timings = race_decoders(
         Decoder(model, draft_forced=False),
         [candidate.make_decoder(model) for candidate in candidates],
         workload,
@@ -160,7 +160,6 @@ def race_candidates(
             candidate.prediction.extrapolation_factor if candidate.prediction else lambda _: 1.0
             for candidate in candidates
         ],
-        TIE_BREAK_PROMPTS,
     )
     raced = [
         replace(candidate, measurement=pair)

@@ -17,8 +17,7 @@ from skipsearch.profile.paths import ANY
 from skipsearch.profile.schema import Measurement, Provenance, TaskInfo
 from skipsearch.replay.workload import make_workload
 from skipsearch.tasks.task import Task
-from skipsearch.timing.interleaved import time_interleaved
-from skipsearch.tuning.driver import HOLDOUT_REPEATS
+from skipsearch.timing.interleaved import measure_speedup
 from skipsearch.tuning.profile_builder import build_profile, make_provenance
 
 # Outcome of a verification -> its sentence.
@@ -127,7 +126,7 @@ def verify(
 ) -> Verification:
     """Measure a profile's recipe on the hold-out prompts of `task`, as `tune` measures its winner.
 
-    n_prompts: measure the first n prompts; None: all. progress(done, total).
+    n_prompts: measure at most the first n prompts; None: all. progress(done, total).
     Raises: ProfileError if the profile is for another architecture or has no recipe; SearchError
     for a model that was not loaded from files.
     """
@@ -148,16 +147,15 @@ def verify(
         drafter_costs=profile.drafter_costs,
         module_folders=profile.module_folders,
     )
-    plain, drafted = time_interleaved(
-        [Decoder(model, draft_forced=False), candidate], holdout, HOLDOUT_REPEATS, seed, progress
+    measurement = measure_speedup(
+        Decoder(model, draft_forced=False), candidate, holdout, seed, progress
     )
     remeasured = build_profile(
         model,
         task,
         holdout,
         profile.measured_recipe,
-        plain,
-        drafted,
+        measurement,
         provenance=_provenance_now(profile.provenance, seed),
     )
     facts = replace(collect_machine_facts(model.spec), sampling=remeasured.task.sampling)

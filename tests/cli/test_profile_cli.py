@@ -93,7 +93,7 @@ def test_show_tells_the_profile_in_words_and_draws_the_mask() -> None:
     for said in (
         "demo, llama, 16 layers, float32",
         "NVIDIA H200, engine graph",
-        "1.337× (1.310–1.366) on 32 held-out prompts",
+        "1.337× (1.310–1.366) on 32 hold-out prompts",
         "drafts   skip 3 sub-layers, adaptive 0.6 for 0.9, up to 8",
         "32 of 32 prompts identical",
         "layer 0    5    10   15",

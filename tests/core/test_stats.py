@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import (
+    EARLY_STOP_WIDENING,
     DecodeStats,
     DrafterStats,
+    Estimate,
     Trial,
-    bootstrap_ratio,
+    estimate_ratio,
     expected_round_tokens,
     expected_speedup,
 )
@@ -162,40 +164,54 @@ def test_the_alpha_of_simulated_rounds_estimates_the_probability_they_were_made_
 
 
 def test_a_ratio_of_totals_is_not_a_mean_of_ratios() -> None:
-    estimate = bootstrap_ratio([1, 100], [1, 50])
+    estimate = estimate_ratio([1, 100], [1, 50])
     assert estimate.mean == 101 / 51
     assert estimate.low <= estimate.mean <= estimate.high
+    assert estimate.high / estimate.mean == pytest.approx(estimate.mean / estimate.low)
 
 
 def test_pairs_stay_together_so_that_equal_ratios_leave_no_doubt() -> None:
-    estimate = bootstrap_ratio([2, 20, 200], [1, 10, 100])
-    assert (estimate.mean, estimate.low, estimate.high) == (2, 2, 2)
+    estimate = estimate_ratio([2, 20, 200], [1, 10, 100])
+    assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((2, 2, 2))
 
 
-def test_the_interval_covers_the_truth_about_nineteen_times_in_twenty() -> None:
-    rng = np.random.default_rng(5)
-    covered = 0
-    for i in range(200):
-        bottom = rng.lognormal(0, 0.3, 40)
-        estimate = bootstrap_ratio(
-            1.2 * bottom * rng.lognormal(-0.005, 0.1, 40), bottom, resamples=400, seed=i
-        )  # type: ignore[arg-type]
-        covered += estimate.low <= 1.2 <= estimate.high
-    assert 176 <= covered <= 198
+def test_one_prompt_has_a_ratio_and_no_interval() -> None:
+    assert estimate_ratio([3], [2]) == Estimate(1.5, 1.5, 1.5)
 
 
-def test_a_seed_repeats_an_interval() -> None:
-    top, bottom = (np.random.default_rng(0).random((2, 20)) + 0.5).tolist()
-    first, again, other = (bootstrap_ratio(top, bottom, seed=seed) for seed in (3, 3, 4))
-    assert first == again != other
+def test_prompts_of_equal_length_have_the_interval_of_students_t() -> None:
+    """The textbook's interval of a mean of logarithms, which is what small differences amount to:
+    2.776 is the quantile of t for 5 prompts.
+    """
+    logs = np.array([0.01, -0.02, 0.015, 0.0, -0.005])
+    estimate = estimate_ratio(np.exp(logs).tolist(), [1.0] * 5)
+    reach = 2.776 * logs.std(ddof=1) / 5**0.5
+    assert np.log(estimate.high / estimate.mean) == pytest.approx(reach, rel=0.03)
+
+
+def test_the_interval_of_the_first_prompts_that_seem_enough_is_wider() -> None:
+    top, bottom = [2.0, 3.1, 3.9], [1.0, 1.5, 2.0]
+    fixed, stopped = (estimate_ratio(top, bottom, early) for early in (False, True))
+    assert stopped.mean == fixed.mean
+    assert np.log(stopped.high / stopped.mean) == pytest.approx(
+        EARLY_STOP_WIDENING * np.log(fixed.high / fixed.mean)
+    )
+
+
+def test_a_prompt_that_outweighs_the_others_widens_the_interval() -> None:
+    ratios = np.array([1.0, 1.1, 0.9, 1.05, 0.95, 1.0])
+    even, uneven = np.ones(6), np.array([20.0, 1, 1, 1, 1, 1])
+    narrow, wide = (estimate_ratio(list(ratios * n), list(n)) for n in (even, uneven))
+    assert wide.high / wide.mean > narrow.high / narrow.mean
 
 
 @pytest.mark.parametrize(
-    ("top", "bottom"), [([], []), ([1, 2], [1]), ([1], [0]), ([1, 1], [1, -1]), ([1], [math.nan])]
+    ("top", "bottom"),
+    [([], []), ([1, 2], [1]), ([1], [0]), ([0], [1]), ([1, 1], [1, -1]), ([1], [math.nan])],
 )
 def test_samples_that_make_no_ratio_are_refused(top: list[float], bottom: list[float]) -> None:
     with pytest.raises(ValueError, match="paired"):
-        bootstrap_ratio(top, bottom)
+        estimate_ratio(top, bottom)
 
 
 def test_a_trials_speedup_is_that_over_its_own_baseline_or_unknown() -> None:

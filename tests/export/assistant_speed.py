@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from skipsearch.core.stats import bootstrap_ratio
+from skipsearch.core.stats import estimate_ratio
 from skipsearch.decoding.repetition import find_loop_start
 from skipsearch.models.loading.hub import resolve_model
 from skipsearch.tasks import load_task
@@ -74,7 +74,7 @@ def main() -> None:
         assisted.append(helped_seconds)
         tokens += len(plain)
         identical += plain == helped
-    ratio = bootstrap_ratio(alone, assisted)
+    ratio = estimate_ratio(alone, assisted)
     print(
         f"{len(prompts)} prompts, {tokens} tokens: alone {1e3 * sum(alone) / tokens:.2f} ms/token, "
         "with the draft "

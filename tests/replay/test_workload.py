@@ -29,6 +29,7 @@ from skipsearch.replay.workload import (
     token_limits,
 )
 from skipsearch.tasks import Prompt
+from skipsearch.timing.interleaved import PairedTimings
 from skipsearch.tuning.driver import study_fingerprint
 from skipsearch.tuning.profile_builder import build_profile, make_provenance
 
@@ -93,8 +94,7 @@ def test_profile_and_study_carry_it() -> None:
         task,
         work,
         Recipe((Skip.from_mask(SkipMask(LAYERS, (1,)), 4, Fixed()),)),
-        plain(seconds),
-        drafting(seconds),
+        PairedTimings(plain(seconds), drafting(seconds)),
         provenance=make_provenance("gp", "replay", 0, 1, 1.0),
     )
     assert profile.task.chat_template_sha256 == expected is not None

@@ -4,10 +4,9 @@ those of the samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import pytest
 from helpers.tiny import LAYERS, VOCAB, tiny_model_and_reference, with_eos
 from hypothesis import given
@@ -21,12 +20,14 @@ from skipsearch.drafters.exits import make_exit
 from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import SearchError
 from skipsearch.models import ModelAdapter
-from skipsearch.replay.simulate import Prediction
 from skipsearch.replay.workload import Workload
 from skipsearch.timing.interleaved import (
+    FIRST_CHECK,
+    NARROW_RATIO,
+    PairedTimings,
     Timings,
     find_first_divergence,
-    successive_halving,
+    measure_speedup,
     time_interleaved,
 )
 
@@ -101,20 +102,6 @@ def test_nothing_to_time_is_one_sentence() -> None:
         time_interleaved([Decoder(model), Decoder(model)], WORK)
 
 
-@pytest.mark.parametrize("ended", [(0, 1), (2, 3)])
-def test_a_rung_whose_prompts_all_end_at_once_decides_nothing(ended: tuple[int, int]) -> None:
-    (plain, p, q), _ = decoders("opq", dict.fromkeys("opq", ended))
-    _, timings = successive_halving(plain, [p, q], WORK, rungs=(2, 2))
-    seen = [[s.prompt_index for s in t.drafted.samples] for t in timings]
-    assert seen == [[i for i in range(4) if i not in ended]] * 2
-
-
-def test_a_race_without_any_round_is_one_sentence() -> None:
-    (plain, p), _ = decoders("op", dict.fromkeys("op", (0, 1, 2, 3)))
-    with pytest.raises(SearchError, match="with its first token"):
-        successive_halving(plain, [p], WORK, rungs=(2, 2))
-
-
 def test_progress_counts_prompts_over_all_repeats() -> None:
     told: list[tuple[int, int]] = []
     time_interleaved(
@@ -138,6 +125,94 @@ def test_samples_are_real_generations_and_drafting_changes_none_of_their_tokens(
         assert (s.seconds, s.n_tokens) == (s.stats.decode_seconds, s.stats.round_tokens)
         assert s.seconds > 0
     assert timed.stats.rounds == timed.stats.round_tokens == 4 * 7
+
+
+# --- a measurement that ends when it is certain enough
+
+
+@dataclass(frozen=True)
+class Known:
+    """A decoder with known seconds a prompt."""
+
+    seconds: Sequence[float]
+    is_learning: bool = False
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A workload of answers with ten tokens in rounds each, or none."""
+
+    rounds: Sequence[bool]
+    asked: list[int] = field(default_factory=list)
+
+    @property
+    def prompt_ids(self) -> range:
+        return range(len(self.rounds))
+
+    def generate(
+        self, decoder: Known, prompt: int, seed: int, max_tokens: int | None = None
+    ) -> Generation:
+        if max_tokens is None:
+            self.asked.append(prompt)
+        n_tokens = 10 * self.rounds[prompt]
+        stats = DecodeStats(round_tokens=n_tokens, decode_seconds=decoder.seconds[prompt])
+        return Generation([], "length", stats)
+
+
+def measured(
+    drafting_s: Sequence[float], rounds: Sequence[bool] = (), is_learning: bool = False
+) -> tuple[PairedTimings, Answers, list[tuple[int, int]]]:
+    """(what was measured, who was asked, progress). Plain decoding takes a second a prompt."""
+    told: list[tuple[int, int]] = []
+    answers = Answers(rounds or [True] * len(drafting_s))
+    pair = measure_speedup(
+        Known([1.0] * len(drafting_s)),  # type: ignore[arg-type]
+        Known(drafting_s, is_learning),  # type: ignore[arg-type]
+        answers,  # type: ignore[arg-type]
+        progress=lambda done, total: told.append((done, total)),
+    )
+    return pair, answers, told
+
+
+EQUAL = [0.5, 0.5]  # seconds of prompts that tell all at once
+APART = [0.4, 0.6]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n_measured", "stopped_early"),
+    [
+        pytest.param(EQUAL * 16, FIRST_CHECK, True, id="certain-at-the-first-look"),
+        pytest.param([0.2, *EQUAL * 40], 48, True, id="one-prompt-stands-out"),
+        pytest.param(APART * 16, 32, False, id="never-certain"),
+        pytest.param(EQUAL * (FIRST_CHECK // 2), FIRST_CHECK, False, id="the-prompts-end-there"),
+        pytest.param(EQUAL * 2, 4, False, id="fewer-prompts-than-a-look-needs"),
+    ],
+)
+def test_a_measurement_stops_once_its_interval_is_narrow_or_the_prompts_end(
+    seconds: list[float], n_measured: int, stopped_early: bool
+) -> None:
+    pair, answers, told = measured(seconds)
+    assert pair.stopped_early == stopped_early
+    assert pair.plain.n_prompts == pair.drafted.n_prompts == n_measured
+    assert answers.asked == [prompt for prompt in range(n_measured) for _ in range(2)], (
+        "in their order, each by both, once"
+    )
+    assert told == [(n, len(seconds)) for n in range(1, n_measured + 1)]
+    if stopped_early:
+        assert pair.speedup.high <= NARROW_RATIO * pair.speedup.mean
+
+
+def test_a_measurement_counts_prompts_that_have_a_round() -> None:
+    pair, answers, _ = measured(EQUAL * 16, rounds=[False, True] * 16)
+    assert pair.plain.n_prompts == FIRST_CHECK
+    assert answers.asked[-1] == 2 * FIRST_CHECK - 1
+    with pytest.raises(SearchError, match="with its first token"):
+        measured(EQUAL, rounds=[False] * 2)
+
+
+def test_what_learns_from_request_to_request_is_measured_on_all_prompts() -> None:
+    pair, *_ = measured(EQUAL * 16, is_learning=True)
+    assert (pair.plain.n_prompts, pair.stopped_early) == (32, False)
 
 
 # --- figures
@@ -168,12 +243,12 @@ def test_against_itself_a_speedup_is_one(seconds: list[float]) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)), min_size=2, max_size=20))
-def test_the_interval_holds_the_mean_and_lies_within_the_prompts_own_ratios(
+def test_the_interval_holds_the_ratio_of_totals_which_lies_within_the_prompts_own_ratios(
     pairs: list[tuple[float, float]],
 ) -> None:
     speedup = drafting([b for _, b in pairs]).speedup_over(plain([a for a, _ in pairs]))
     ratios = [a / b for a, b in pairs]
-    assert min(ratios) * (1 - 1e-9) <= speedup.low <= speedup.high <= max(ratios) * (1 + 1e-9)
+    assert 0 < speedup.low <= speedup.mean <= speedup.high
     assert min(ratios) * (1 - 1e-9) <= speedup.mean <= max(ratios) * (1 + 1e-9)
 
 
@@ -228,113 +303,3 @@ def test_a_generation_that_is_the_beginning_of_another_parts_where_it_ends() -> 
 def test_the_first_prompts_of_a_workload_are_the_same_request() -> None:
     assert WORK.head(2) == replace(WORK, prompt_names=("a", "b"), prompt_ids=PROMPTS[:2])
     assert WORK.head(99) == WORK
-
-
-# --- successive halving
-
-
-class Paced(Recorder):
-    """Takes so many seconds a prompt, on each prompt as often as it is asked."""
-
-    def __init__(
-        self, name: str, log: list[tuple[str, int]], model: ModelAdapter, seconds: Sequence[float]
-    ):
-        super().__init__(name, log, model)
-        self.seconds = seconds
-
-    def generate(self, input_ids, max_new_tokens=128, **request):  # type: ignore[no-untyped-def, override]
-        found = super().generate(input_ids, max_new_tokens, **request)
-        found.stats.decode_seconds = self.seconds[PROMPTS.index(tuple(input_ids))]
-        return found
-
-
-def knocked_out(
-    paces: dict[str, Sequence[float]],
-    rungs: Sequence[int],
-    corrections: Sequence[Callable[[Collection[int]], float]] = (),
-    further: int = 0,
-) -> tuple[int, list[int], list[tuple[str, int]]]:
-    """(winner, prompts that each contender got to see, who met which prompt, warm-up left out)."""
-    log: list[tuple[str, int]] = []
-    plain_one, *others = [
-        Paced(name, log, tiny_model_and_reference()[0], pace)
-        for name, pace in {"plain": (1.0,) * 4, **paces}.items()
-    ]
-    winner, seen = successive_halving(
-        plain_one, others, WORK, rungs, corrections=corrections, tie_break_prompts=further
-    )
-    return winner, [len(ours.samples) for _, ours in seen], log
-
-
-def test_the_faster_half_goes_on_to_the_next_prompts() -> None:
-    paces = {"a": (0.9,) * 4, "b": (0.5,) * 4, "c": (0.7,) * 4, "d": (0.6,) * 4}
-    winner, seen, log = knocked_out(paces, (2, 2))
-    assert (winner, seen) == (1, [2, 4, 2, 4])
-    assert {name for name, prompt in log if prompt == 3} == {"plain", "b", "d"}
-
-
-def test_what_was_slow_on_the_first_prompts_may_still_win_by_all_of_them() -> None:
-    winner, seen, _ = knocked_out(
-        {"a": (0.6, 0.6, 0.6, 0.6), "b": (0.7, 0.7, 0.2, 0.2), "c": (0.9,) * 4, "d": (0.9,) * 4},
-        (2, 2),
-    )
-    assert (winner, seen) == (1, [4, 4, 2, 2])
-
-
-def test_a_contender_whom_the_first_prompts_suit_is_corrected_by_what_was_predicted_of_all() -> (
-    None
-):
-    """`a` is fast on the two prompts of the first rung alone, as predicted; `b` is as fast
-    everywhere.
-    """
-    paces = {"a": (0.4, 0.4, 0.9, 0.9), "b": (0.6, 0.6, 0.6, 0.6)}
-    tokens = np.array([10.0] * 4)
-    predicted = [
-        Prediction(DecodeStats(), np.array(pace) * tokens, tokens, (0, 1, 2, 3))
-        for pace in paces.values()
-    ]
-    assert knocked_out(paces, (2,))[0] == 0
-    assert knocked_out(paces, (2,), [p.extrapolation_factor for p in predicted])[0] == 1
-
-
-def test_a_prediction_that_lacks_a_prompt_corrects_nothing() -> None:
-    predicted = Prediction(DecodeStats(), np.array([1.0, 3.0]), np.array([1.0, 1.0]), (0, 2))
-    assert predicted.extrapolation_factor({0}) == pytest.approx(2.0)
-    assert predicted.extrapolation_factor({0, 2}) == pytest.approx(1.0)
-    assert predicted.extrapolation_factor({0, 1}) == 1.0
-    assert predicted.extrapolation_factor(()) == 1.0
-
-
-@pytest.mark.parametrize(("rungs", "seen"), [((9,), [4, 4]), ((4, 5), [4, 4]), ((1, 99), [1, 1])])
-def test_rungs_end_with_the_prompts_and_with_the_last_contender(
-    rungs: Sequence[int], seen: list[int]
-) -> None:
-    winner, found, _ = knocked_out({"a": (0.5,) * 4, "b": (0.8,) * 4}, rungs)
-    assert (winner, found) == (0, seen)
-
-
-@pytest.mark.parametrize(
-    ("b", "seen"),
-    [
-        ((0.9, 0.9, 0.9, 0.9), [2, 2, 1, 1]),  # slower on both prompts
-        ((0.4, 0.7, 0.7, 0.7), [4, 4, 1, 1]),
-    ],
-)  # faster on one of two, and it stays so
-def test_the_two_fastest_go_on_while_neither_is_measurably_faster(
-    monkeypatch: pytest.MonkeyPatch, b: Sequence[float], seen: list[int]
-) -> None:
-    monkeypatch.setattr("skipsearch.timing.interleaved.CHECK_EVERY", 1)
-    paces = {"a": (0.5, 0.5, 0.5, 0.5), "b": b, "c": (1.0,) * 4, "d": (1.1,) * 4}
-    _, found, log = knocked_out(paces, (1, 1), further=2)
-    assert found == seen
-    assert {name for name, prompt in log if prompt == 3} in (set(), {"plain", "a", "b"})
-
-
-def test_prompts_that_only_the_first_rounds_had_do_not_decide_between_equals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("skipsearch.timing.interleaved.CHECK_EVERY", 1)
-    paces = {"a": (0.5, 0.6, 0.8, 0.8), "b": (0.6, 0.51, 0.5, 0.5)}
-    assert knocked_out(paces, (2,))[0] == 0
-    winner, seen, _ = knocked_out(paces, (2,), further=2)
-    assert (winner, seen) == (1, [4, 4])

@@ -4,17 +4,19 @@ of a few words, fixed costs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from helpers.tiny import LAYERS, VOCAB, tiny_llama
-from replay.fabricated import drafting, plain
+from replay.fabricated import sample
 
 from skipsearch.core.cost_model import Costs
+from skipsearch.core.recipe import Recipe
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.tasks import Prompt, Task, TaskSampling
-from skipsearch.timing.interleaved import Timings
+from skipsearch.timing.interleaved import TimedGeneration
 
 COSTS = Costs((1e-3, 0.8e-3) * LAYERS, 1e-3, tuple(0.01 + 0.0003 * rows for rows in range(9)))
 
@@ -50,21 +52,20 @@ def small_task(**changes: Any) -> Task:
     return replace(task, **changes)
 
 
-def made_up_race(seconds: float) -> Any:
-    """Stands for `race`: plain decoding takes a second a prompt and whoever drafts takes
-    `seconds`.
+def made_up_times(monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[Recipe], float]) -> None:
+    """Let races and measurements take made-up times: plain decoding takes a second a prompt, and
+    a recipe as long as is said of it.
     """
 
-    def race(
-        decoders: Sequence[Any],
-        workload: Any,
-        repeats: int = 1,
-        seed: int = 0,
-        progress: Any = None,
-        prompt_indices: Sequence[int] | None = None,
-        may_be_empty: bool = False,
-    ) -> list[Timings]:
-        n = len(workload.prompt_ids if prompt_indices is None else prompt_indices)
-        return [plain([1.0] * n), *(drafting([seconds] * n) for _ in decoders[1:])]
+    def time_prompt(
+        decoders: Sequence[Any], workload: Any, prompt: int, seed: int, first: int
+    ) -> list[TimedGeneration]:
+        return [
+            sample(prompt, seconds_of(decoder.recipe), rounds=4, drafted=8, accepted=6)
+            if decoder.recipe.drafters
+            else sample(prompt, 1.0)
+            for decoder in decoders
+        ]
 
-    return race
+    for module in ("interleaved", "elimination"):
+        monkeypatch.setattr(f"skipsearch.timing.{module}.time_prompt", time_prompt)

@@ -21,7 +21,6 @@ from helpers.marks import thorough
 from helpers.modules import SMALL_MASK, make_card, noisy_copies
 from helpers.threads import one_thread
 from helpers.tiny import LAYERS, tiny_model_and_reference
-from replay.fabricated import drafting, plain
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
@@ -59,7 +58,7 @@ from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.settings import parse_duration
 from skipsearch.tuning.study import StudyStore
 from skipsearch.tuning.wall_objective import WallObjective
-from tuning.small_search import COSTS, made_up_race, small_model, small_task
+from tuning.small_search import COSTS, made_up_times, small_model, small_task
 
 __all__ = ["one_thread"]
 
@@ -90,13 +89,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[SkipMask]:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No real race and no real confirmation."""
-    races(monkeypatch, made_up_race(0.5))
-
-
-def races(monkeypatch: pytest.MonkeyPatch, made_up: Any) -> None:
-    """Both the race of the finalists and the measurement on hold-out prompts."""
-    monkeypatch.setattr(driver, "time_interleaved", made_up)
-    monkeypatch.setattr("skipsearch.timing.interleaved.time_interleaved", made_up)
+    made_up_times(monkeypatch, lambda _: 0.5)
 
 
 def searched(**options: Any) -> Profile:
@@ -211,21 +204,9 @@ def test_a_choice_of_drafters_may_be_the_module_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("drafters", ["asd", *thorough("lookup,clasp", "swift")])
-def test_drafters_that_choose_their_masks_are_tuned_and_say_what_that_takes(
-    drafters: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told, repeats, race = list[TuneEvent](), list[int](), driver.time_interleaved
-    monkeypatch.setattr(
-        driver,
-        "time_interleaved",
-        lambda decoders, work, times, *rest: (
-            repeats.append(times) or race(decoders, work, times, *rest)
-        ),
-    )
+def test_drafters_that_choose_their_masks_are_tuned_and_say_what_that_takes(drafters: str) -> None:
+    told = list[TuneEvent]()
     profile = searched(drafters=drafters, on_event=told.append)
-    assert repeats == [1 if drafters == "swift" else driver.HOLDOUT_REPEATS], (
-        "who learns meets each hold-out text once"
-    )
     raced = [event for event in told if isinstance(event, CandidateMeasured)]
     assert {event.recipe.shape for event in raced} == {drafters}
     assert len({event.recipe for event in raced if event.split == "calibration"}) > 2
@@ -319,7 +300,7 @@ def test_the_first_mask_is_judged_however_short_the_budget(judged: list[SkipMask
 
 
 def test_a_task_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    races(monkeypatch, made_up_race(0.5))
+    made_up_times(monkeypatch, lambda _: 0.5)
     monkeypatch.setattr(driver, "load_task", lambda name: small_task(name=name))
     assert tune(small_model(), "sums", trials=1).task.name == "sums"
 
@@ -333,7 +314,7 @@ def test_a_task_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_drafting_is_only_advised_where_it_beat_plain_decoding_on_hold_out_prompts(
     drafting_takes: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    races(monkeypatch, made_up_race(drafting_takes))
+    made_up_times(monkeypatch, lambda _: drafting_takes)
     profile = searched()
     assert profile.measured is not None
     assert profile.measured.speedup.mean == pytest.approx(1 / drafting_takes)
@@ -344,21 +325,18 @@ def test_drafting_is_only_advised_where_it_beat_plain_decoding_on_hold_out_promp
 def test_the_winner_is_who_was_fastest_in_the_race_and_not_who_was_predicted_to_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[list[Recipe]] = []
+    decoded: list[Recipe] = []
 
-    def race(decoders: Any, workload: Any, *_: Any, **__: Any) -> Any:
-        asked.append([d.recipe for d in decoders[1:]])
-        n = len(workload.prompt_ids)
-        return [
-            plain([1.0] * n),
-            *(drafting([0.9 - 0.1 * i] * n) for i in range(len(asked[-1]))),
-        ]  # the last one wins
+    def later_is_faster(recipe: Recipe) -> float:
+        decoded.append(recipe)
+        return 0.9 - 0.1 * list(dict.fromkeys(decoded)).index(recipe)
 
-    races(monkeypatch, race)
+    made_up_times(monkeypatch, later_is_faster)
     profile = searched(trials=8)
-    assert len(asked[0]) == len(set(asked[0])) == MAX_FINALISTS
-    assert asked[1:] == [[asked[0][-1]]], "only the winner is measured on hold-out prompts"
-    assert profile.measured_recipe == asked[0][-1]
+    raced = list(dict.fromkeys(decoded))
+    assert len(raced) == MAX_FINALISTS
+    assert set(decoded[-3:]) == {raced[-1]}, "only the winner is measured on hold-out prompts"
+    assert profile.measured_recipe == raced[-1]
 
 
 # --- hold-out
@@ -673,7 +651,7 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
     assert all(e.predicted_speedup for e in raced)
     assert all(1 <= e.n_prompts <= 4 for e in raced)
     confirmed = [e for e in parts[4] if isinstance(e, CandidateMeasured)]
-    assert [(e.split, e.n_prompts) for e in confirmed] == [("holdout", 3)]
+    assert [(e.split, e.n_prompts, e.stopped_early) for e in confirmed] == [("holdout", 3, False)]
     assert confirmed[0].recipe in [e.recipe for e in raced]
     assert isinstance(events[-1], CandidateMeasured)
 
@@ -940,7 +918,7 @@ def test_a_wall_trial_is_measured_against_plain_decoding_beside_it(
     model, task = small_model(), small_task()
     work = make_workload(model, task, task.calibration)
     by_replay = ReplayObjective(Replay(model, work.prompt_ids, 14, 6), COSTS)
-    monkeypatch.setattr("skipsearch.tuning.wall_objective.time_interleaved", made_up_race(0.8))
+    made_up_times(monkeypatch, lambda _: 0.8)
     trial = WallObjective(model, work, JointObjective([by_replay]), baseline_s=0.02).judge(
         SkipMask(LAYERS, (1, 3))
     )

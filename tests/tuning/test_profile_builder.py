@@ -28,7 +28,7 @@ from skipsearch.profile import Profile, dump_profile, parse_profile
 from skipsearch.profile.schema import FinishReasons
 from skipsearch.replay.workload import Workload
 from skipsearch.tasks import Prompt, Task, TaskSampling
-from skipsearch.timing.interleaved import TimedGeneration, Timings
+from skipsearch.timing.interleaved import PairedTimings, TimedGeneration, Timings
 from skipsearch.tuning import profile_builder
 from skipsearch.tuning.profile_builder import build_profile
 
@@ -68,6 +68,7 @@ def compiled(
     prompts: Sequence[tuple[int, ...]] = PROMPTS,
     temperature: float = 0.0,
     task: Task = TASK,
+    stopped_early: bool = False,
 ) -> Profile:
     work = Workload(
         tuple(map(str, range(len(prompts)))), tuple(prompts), 11, 6, SamplingParams(temperature)
@@ -77,8 +78,7 @@ def compiled(
         task,
         work,
         recipe,
-        baseline,
-        ours,
+        PairedTimings(baseline, ours, stopped_early),
         provenance=profile_builder.make_provenance("gp", "replay", 3, 57, 12.3456),
     )
 
@@ -91,8 +91,7 @@ def test_a_model_that_no_file_says_anything_about_gets_no_profile() -> None:
             TASK,
             work,
             RECIPE,
-            plain([1.0]),
-            drafting([1.0]),
+            PairedTimings(plain([1.0]), drafting([1.0])),
             provenance=profile_builder.make_provenance("gp", "replay", 0, 1, 1.0),
         )
 
@@ -212,6 +211,20 @@ def test_what_copies_nothing_has_no_share_of_copies_and_what_could_have_has_one_
         assert profile.measured is not None
         assert profile.measured.copied_from_prompt == share
         assert ("copied_from_prompt" in dump_profile(profile)) == (share is not None)
+
+
+@pytest.mark.parametrize("stopped_early", [False, True])
+def test_a_profile_says_why_no_more_prompts_were_measured_and_the_interval_is_of_that(
+    stopped_early: bool,
+) -> None:
+    baseline, ours = plain([1.0, 2.0, 3.0]), drafting([0.5, 1.1, 1.4])
+    measured = compiled(baseline, ours, stopped_early=stopped_early).measured
+    assert measured is not None
+    assert measured.stopped == ("narrow" if stopped_early else "prompts_ended")
+    low, high = measured.speedup.ci95
+    expected = ours.speedup_over(baseline, stopped_early)
+    assert low == pytest.approx(expected.low, rel=0.02)
+    assert high == pytest.approx(expected.high, rel=0.02)
 
 
 def test_prompts_that_ended_on_a_repeat_are_counted() -> None:

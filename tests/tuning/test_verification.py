@@ -21,6 +21,7 @@ from skipsearch.errors import ProfileError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.profile import Interval, Profile, dump_profile, load_profile, parse_profile
 from skipsearch.tasks import Prompt, Task, TaskSampling
+from skipsearch.timing.interleaved import PairedTimings
 from skipsearch.tuning import verification
 from skipsearch.tuning.verification import OUTCOMES, Verification, verify
 
@@ -199,8 +200,8 @@ def test_a_recipe_is_measured_with_all_its_drafters_and_each_is_counted() -> Non
 def test_the_figures_are_the_compilers_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         verification,
-        "time_interleaved",
-        lambda *_: [plain([1.0, 2.0, 3.0]), drafting([0.5, 1.0, 1.5])],
+        "measure_speedup",
+        lambda *_: PairedTimings(plain([1.0, 2.0, 3.0]), drafting([0.5, 1.0, 1.5])),
     )
     verified = verify(tiny(), of_tiny("speculate"), TASK)
     assert verified.remeasured.measured is not None
@@ -212,7 +213,7 @@ def test_what_was_measured_here_says_when_and_of_which_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        verification, "time_interleaved", lambda *_: [plain([1.0]), drafting([0.5])]
+        verification, "measure_speedup", lambda *_: PairedTimings(plain([1.0]), drafting([0.5]))
     )
     claim = of_tiny("speculate")
     there, here = claim.provenance, verify(tiny(), claim, TASK).remeasured.provenance
@@ -231,11 +232,11 @@ def test_what_was_measured_here_says_when_and_of_which_search(
 def test_a_plain_verdict_is_verified_by_drafting_with_what_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def look(decoders, *_):  # type: ignore[no-untyped-def]
-        assert [decoder.recipe for decoder in decoders] == [Recipe(), Recipe((SKIP,))]
-        return [plain([1.0, 2.0]), drafting([1.0, 2.0])]
+    def look(*decoders_and_rest):  # type: ignore[no-untyped-def]
+        assert [d.recipe for d in decoders_and_rest[:2]] == [Recipe(), Recipe((SKIP,))]
+        return PairedTimings(plain([1.0, 2.0]), drafting([1.0, 2.0]))
 
-    monkeypatch.setattr(verification, "time_interleaved", look)
+    monkeypatch.setattr(verification, "measure_speedup", look)
     assert verify(tiny(), of_tiny("plain"), TASK).outcome == "plain"
 
 
@@ -251,7 +252,7 @@ def test_a_profile_without_a_draft_has_nothing_to_verify() -> None:
 def test_a_profile_of_another_architecture_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(verification, "time_interleaved", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(verification, "measure_speedup", lambda *_: pytest.fail("it was measured"))
     with pytest.raises(ProfileError, match="16 layers, but tiny has 5"):
         verify(tiny(), claimed(), TASK)
 
@@ -264,7 +265,7 @@ def test_fewer_prompts_can_be_asked_for() -> None:
 
 def test_what_is_not_as_it_was_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        verification, "time_interleaved", lambda *_: [plain([1.0]), drafting([0.5])]
+        verification, "measure_speedup", lambda *_: PairedTimings(plain([1.0]), drafting([0.5]))
     )
     told = "\n".join(verify(tiny(), of_tiny("speculate"), TASK).differences)
     for difference in (
@@ -297,7 +298,9 @@ def test_an_unmeasured_profile_comes_out_measured_with_its_source_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        verification, "time_interleaved", lambda *_: [plain([1.0, 2.0]), drafting([0.5, 1.0])]
+        verification,
+        "measure_speedup",
+        lambda *_: PairedTimings(plain([1.0, 2.0]), drafting([0.5, 1.0])),
     )
     imported = of_tiny("unmeasured", task="any")
     here = verify(tiny(), imported, TASK).remeasured
