@@ -16,7 +16,7 @@ from skipsearch.profile import Interval, Profile, dump_profile, parse_profile
 from skipsearch.profile.compare import compare_profiles
 from skipsearch.profile.import_ import import_skip_sets
 from skipsearch.profile.paths import profile_path
-from skipsearch.profile.show import describe_profile, draw_mask
+from skipsearch.profile.show import describe_profile, describe_prompts, draw_mask
 
 PUBLISHED = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -154,6 +154,20 @@ def test_what_lost_is_compared_with_what_won() -> None:
     assert found.changes == {"verdict": ("speculate", "plain")}
     assert found.mask_diff is not None
     assert found.mask_diff.jaccard == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stopped", "told"),
+    [
+        pytest.param("narrow", "32 hold-out prompts (enough for ±5 %)", id="narrow"),
+        pytest.param("prompts_ended", "32 hold-out prompts", id="prompts-ended"),
+        pytest.param(None, "32 hold-out prompts", id="older-profile"),
+    ],
+)
+def test_prompts_that_sufficed_are_said_to_suffice(stopped: str | None, told: str) -> None:
+    measured = speculate().measured
+    assert measured is not None
+    assert describe_prompts(measured.model_copy(update={"stopped": stopped})) == told
 
 
 def test_a_profile_names_its_drafters_in_their_order_and_what_each_brought() -> None:

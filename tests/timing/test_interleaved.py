@@ -182,7 +182,7 @@ APART = [0.4, 0.6]
     ("seconds", "n_measured", "stopped_early"),
     [
         pytest.param(EQUAL * 16, FIRST_CHECK, True, id="certain-at-the-first-look"),
-        pytest.param([0.2, *EQUAL * 40], 48, True, id="one-prompt-stands-out"),
+        pytest.param([0.2, *EQUAL * 40], 32, True, id="one-prompt-stands-out"),
         pytest.param(APART * 16, 32, False, id="never-certain"),
         pytest.param(EQUAL * (FIRST_CHECK // 2), FIRST_CHECK, False, id="the-prompts-end-there"),
         pytest.param(EQUAL * 2, 4, False, id="fewer-prompts-than-a-look-needs"),

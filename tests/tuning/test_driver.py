@@ -614,6 +614,8 @@ def test_listeners_hear_of_each_stage_and_of_what_it_did_in_order() -> None:
     assert longest.token_s > 0
     assert longest.prefill_s > 0
     assert longest.n_tokens == 14
+    raced = 4 / 16 * (8 + 4 * MAX_FINALISTS + 12 * 2)  # of a close race, for want of prompts
+    assert longest.n_texts == raced + 2 * 3, "and each hold-out prompt, once plainly and once not"
     assert longest.total_s == longest.n_texts * (longest.prefill_s + 14 * longest.token_s)
     assert isinstance(events[0], StageStarted)
 

@@ -353,7 +353,7 @@ def test_the_share_of_choosing_is_of_all_decode_time_and_a_stream_has_two_parts(
     assert learning is not None
     assert settled is not None
     assert (learning.prompts, settled.prompts) == (2, 1)
-    assert learning.speedup.mean == pytest.approx(5 / 3, abs=0.01)
+    assert learning.speedup.mean == 1.7, "5 / 3, as far as two prompts are sure of it"
     assert settled.speedup.mean == pytest.approx(6 / 4)
     assert (learning.choosing_share, settled.choosing_share) == (0.233, 0.0)
     without = compiled(plain([2.0, 3.0, 6.0]), drafting([1.0, 2.0, 4.0])).measured
