@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from skipsearch.core.machine import describe_machine
@@ -47,12 +48,14 @@ def defaults_from_profile(
     """Return (dtype, threads, quantization), from the options and the profile.
 
     Options that the user did not set have the profile's values. On another type of device, nothing
-    is taken from the profile. On another CPU or GPU model, the number of threads is not.
+    is taken from the profile. On another CPU or GPU model, or one with fewer CPUs, the number of
+    threads is not.
     """
     place, claimed, made = pick_device(device), profile.hardware, profile.model
     if claimed is None or claimed.kind != place.type:
         return dtype, threads, quantization
-    if threads is None and claimed.name == describe_machine(place).name:
+    fits = (claimed.threads or 1) <= (os.cpu_count() or 1)
+    if threads is None and fits and claimed.name == describe_machine(place).name:
         threads = claimed.threads
     return (
         made.dtype or dtype if dtype == "auto" else dtype,

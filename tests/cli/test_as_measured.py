@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,16 +41,18 @@ def test_a_profile_tuned_on_a_file_is_for_that_file_alone(
 
 
 @pytest.mark.parametrize(
-    ("here", "given", "taken"),
+    ("here", "cpus", "given", "taken"),
     [
-        ("Some CPU", ("auto", None), ("bfloat16", 3)),
-        ("Some CPU", ("float32", 1), ("float32", 1)),
-        ("Another CPU", ("auto", None), ("bfloat16", None)),
+        ("Some CPU", 4, ("auto", None), ("bfloat16", 3)),
+        ("Some CPU", 2, ("auto", None), ("bfloat16", None)),
+        ("Some CPU", 4, ("float32", 1), ("float32", 1)),
+        ("Another CPU", 4, ("auto", None), ("bfloat16", None)),
     ],
 )
 def test_dtype_and_threads_are_the_profiles_where_nobody_says_otherwise(
-    monkeypatch, here: str, given: tuple, taken: tuple
+    monkeypatch, here: str, cpus: int, given: tuple, taken: tuple
 ) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
     profile = load_profile(GOLDEN / "v3_speculate.yaml")
     assert profile.hardware is not None
     profile = profile.model_copy(
