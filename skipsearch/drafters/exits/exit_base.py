@@ -22,7 +22,7 @@ other's drafts. A policy without state returns itself. This policy has a state w
 
     class JointSession:
         def __init__(self, threshold: float):
-            self.threshold, self.product = threshold, 1.0   # of this round's top probabilities
+            self.threshold, self.product = threshold, 1.0  # of this round's top probabilities
 
         def should_stop(self, confidence: float, n_drafted: int) -> bool:
             self.product = confidence if n_drafted == 1 else self.product * confidence
