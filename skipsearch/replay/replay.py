@@ -95,8 +95,9 @@ class Replay:
         """Let the model continue the prompts.
 
         sampling: the task's sampling parameters; prompt i is continued with seed + i.
-        max_kv_bytes: memory for the K/V of the continuations; None: a quarter of the free memory.
-        K/V that do not fit are computed again for every mask.
+        max_kv_bytes: memory for the K/V of the segments; None: a quarter of the free memory. K/V
+        that do not fit are computed again for every mask. The K/V of the whole texts, from which
+        those of the segments are copied, may take half as much again.
         constraint: the shape of the texts. A draft token that it forbids differs from the text.
         progress(tokens done, tokens that may be generated). store, limit_s: as for
         `write_reference_text`.
@@ -110,7 +111,6 @@ class Replay:
             if max_kv_bytes is None
             else max_kv_bytes
         )
-        # Half for the texts, which are released below, and half for the batches.
         written = write_reference_text(
             model, prompt_ids, settings, progress, store, limit_s, kv_budget / 2
         )
