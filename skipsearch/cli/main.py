@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import ENOSPC
 from typing import Any
 
 import typer
@@ -171,7 +172,8 @@ def main() -> None:
         _print_failure(str(error))
     except OSError as error:
         file = f" ({error.filename})" if error.filename else ""
-        _print_failure(f"{error.strerror or error}{file}")
+        way_out = ": make room, or send the result elsewhere" if error.errno == ENOSPC else ""
+        _print_failure(f"{error.strerror or error}{file}{way_out}")
     except KeyboardInterrupt:
         err.quiet = False
         err.print("interrupted")

@@ -497,7 +497,7 @@ def test_a_full_disk_is_one_sentence():
         command, shell=True, capture_output=True, text=True, timeout=60, env=environment(), cwd=ROOT
     )
     assert done.returncode == 1
-    assert "No space left on device" in done.stderr
+    assert "No space left on device: make room, or send the result elsewhere" in done.stderr
     assert "Traceback" not in done.stderr
 
 
