@@ -389,5 +389,6 @@ def load_library(code: bytes, instructions: str) -> NativeLibrary | None:
 def _cannot_store(folder: Path, error: OSError) -> ModelError:
     return ModelError(
         f"the engine native cannot be stored in {folder} ({error.strerror}): set "
-        "SKIPSEARCH_CACHE_DIR to a folder with room, or use --engine lean"
+        "SKIPSEARCH_CACHE_DIR to a folder with room, or use --engine lean "
+        "without a profile whose drafts read rounded weights (--profile none)"
     )
