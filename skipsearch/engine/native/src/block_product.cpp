@@ -15,31 +15,6 @@ constexpr int TILE_ROWS = SS_BYTES == 64 ? 8 : 4;   // rows whose sums fit in th
 // of them, and a broadcast takes as long as a product. One or two rows wait for memory instead.
 constexpr int tile_vecs(int rows) { return SS_BYTES == 64 && rows > 2 ? 2 : 1; }
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-#define SS_PAIR_SUMS
-#if defined(__AVX512BW__)
-#define SS_INT(operation) _mm512_##operation
-typedef __m512i Int;
-#else
-#define SS_INT(operation) _mm256_##operation
-typedef __m256i Int;
-#endif
-
-// Steps of numbers of BITS bits whose products, added in pairs, fit in 16 bits together.
-template <int BITS> constexpr int steps_in_16_bits() {
-    return BITS < 7 ? 32767 / (2 * ((1 << BITS) - 1) * 128) : 1;
-}
-
-// Returns the products of the numbers of a step and of x, added in pairs, in 16 bits.
-inline Int multiply_pairs(WordVec words, const int8_t *x) {
-    return SS_INT(maddubs_epi16)((Int)words, SS_INT(set1_epi32)(load_bits<int32_t>(x)));
-}
-
-inline IntVec add_pairs(IntVec sums, Int pairs) {
-    return sums + (IntVec)SS_INT(madd_epi16)(pairs, SS_INT(set1_epi16)(1));
-}
-#endif
-
 // Adds to each lane of `sums` the products of the STEP_SIZE numbers of its word and of x.
 // BITS: of a number. x: int8[STEP_SIZE].
 template <int BITS> inline IntVec add_products(IntVec sums, WordVec words, const int8_t *x) {
@@ -49,13 +24,23 @@ template <int BITS> inline IntVec add_products(IntVec sums, WordVec words, const
 #elif defined(__AVXVNNI__)
     return (IntVec)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)words,
                                            _mm256_set1_epi32(x_word));
-#elif defined(SS_PAIR_SUMS)
-    if constexpr (BITS < 8) return add_pairs(sums, multiply_pairs(words, x));
+#elif defined(__AVX512BW__) || defined(__AVX2__)
+#if defined(__AVX512BW__)
+#define SS_INT(operation) _mm512_##operation
+    typedef __m512i Int;
+#else
+#define SS_INT(operation) _mm256_##operation
+    typedef __m256i Int;
+#endif
     const Int w = (Int)words, x_words = SS_INT(set1_epi32)(x_word);
+    if constexpr (BITS < 8)   // sums of two products fit in 16 bits
+        return sums + (IntVec)SS_INT(madd_epi16)(SS_INT(maddubs_epi16)(w, x_words),
+                                                 SS_INT(set1_epi16)(1));
     const Int even_x = SS_INT(srai_epi16)(SS_INT(slli_epi16)(x_words, 8), 8);
     const Int even = SS_INT(madd_epi16)((Int)(words & 0x00ff00ffu), even_x);
     const Int odd = SS_INT(madd_epi16)(SS_INT(srli_epi16)(w, 8), SS_INT(srai_epi16)(x_words, 8));
     return sums + (IntVec)even + (IntVec)odd;
+#undef SS_INT
 #elif defined(__ARM_FEATURE_DOTPROD)
     // Numbers of 8 bits are made signed, which takes their zero away.
     const WordVec flips = WordVec{} + (BITS == 8 ? 0x80808080u : 0u);
@@ -109,52 +94,20 @@ void run_tile(const Panel &panel, int64_t first, int64_t end, const RoundedRows 
                     for (int v = 0; v < VECS; ++v)
                         products[v][half][r] = IntVec{} - zero_of(FORMAT) * sum;
                 }
-            const int8_t *numbers = x.numbers + n * GROUP_SIZE;
-#if defined(SS_PAIR_SUMS)
-            // As many products as possible are added in 16 bits, which halves the instructions.
-            constexpr int PAIR_STEPS = steps_in_16_bits<FORMAT.bits>() < HALF_STEPS
-                                           ? steps_in_16_bits<FORMAT.bits>() : HALF_STEPS;
-#else
-            constexpr int PAIR_STEPS = 1;
-#endif
 #pragma GCC unroll 8
-            for (int step = 0; step < GROUP_STEPS; step += PAIR_STEPS) {
-                if constexpr (PAIR_STEPS == 1) {
-                    WordVec words[VECS];
+            for (int step = 0; step < GROUP_STEPS; ++step) {
+                WordVec words[VECS];
 #pragma GCC unroll 2
-                    for (int v = 0; v < VECS; ++v) words[v] = group.words(output(v), step);
+                for (int v = 0; v < VECS; ++v) words[v] = group.words(output(v), step);
 #pragma GCC unroll 8
-                    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-                        for (int v = 0; v < VECS; ++v) {
-                            IntVec &to = products[v][step / HALF_STEPS][r];
-                            to = add_products<FORMAT.bits>(
-                                to, words[v], numbers + r * x.stride + step * STEP_SIZE);
-                        }
-                }
-#if defined(SS_PAIR_SUMS)
-                else {
+                for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
                     for (int v = 0; v < VECS; ++v) {
-                        Int pairs[R];
-#pragma GCC unroll 8
-                        for (int i = 0; i < PAIR_STEPS; ++i) {
-                            const WordVec words = group.words(output(v), step + i);
-#pragma GCC unroll 8
-                            for (int r = 0; r < R; ++r) {
-                                const Int more = multiply_pairs(
-                                    words, numbers + r * x.stride + (step + i) * STEP_SIZE);
-                                pairs[r] = i ? SS_INT(add_epi16)(pairs[r], more) : more;
-                            }
-                        }
-#pragma GCC unroll 8
-                        for (int r = 0; r < R; ++r) {
-                            IntVec &to = products[v][step / HALF_STEPS][r];
-                            to = add_pairs(to, pairs[r]);
-                        }
+                        IntVec &to = products[v][step / HALF_STEPS][r];
+                        to = add_products<FORMAT.bits>(
+                            to, words[v],
+                            x.numbers + r * x.stride + n * GROUP_SIZE + step * STEP_SIZE);
                     }
-                }
-#endif
             }
 #pragma GCC unroll 2
             for (int v = 0; v < VECS; ++v) {
