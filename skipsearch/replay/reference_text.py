@@ -157,4 +157,5 @@ def write_reference_text(
         if store is not None:
             store.add(prompts, [text.tokens for text in written], seed)
         continuations += written
+    progress(total, total)  # some texts may be stored, or left out
     return continuations

@@ -25,9 +25,11 @@ from skipsearch.timing.interleaved import (
 # winner drops out in fewer than 5 of 100 races: tests/benchmarks/sequential_rules.py.
 WORTHWHILE_GAIN = 1.03
 CERTAINTY = 0.99  # of one comparison; a race has many
-MIN_COMPARED_PROMPTS = 3  # before anything is certain
+MIN_COMPARED_PROMPTS = 5  # before anything is certain; intervals of fewer say nothing
 ROUNDING = 1e-9  # of a difference of logarithms
-PLAIN_PROMPTS = 8  # that plain decoding decodes, too; the comparison does not need it
+# Prompts that plain decoding and the winner decode at least, for the winner's speedup. The
+# comparison does not need them.
+PLAIN_PROMPTS = 8
 
 
 def race_decoders(
@@ -61,7 +63,7 @@ def race_decoders(
     for prompt in range(total):
         remaining = sorted(standings)
         n = len(timings[remaining[0]].samples)
-        if len(remaining) == 1 and n >= MIN_COMPARED_PROMPTS:
+        if len(remaining) == 1 and n >= PLAIN_PROMPTS:
             break
         with_plain = len(baseline.samples) < PLAIN_PROMPTS
         racing = [candidates[i] for i in remaining]

@@ -240,4 +240,4 @@ def test_progress_counts_tokens() -> None:
         end_on_repeat=None,
         progress=lambda done, total: told.append((done, total)),
     )
-    assert told == [(3, 9), (6, 9), (9, 9)], "all of them in one batch"
+    assert told == [(3, 9), (6, 9), (9, 9), (9, 9)], "all of them in one batch"
