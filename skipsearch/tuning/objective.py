@@ -41,6 +41,7 @@ RUNG_STRIDES = (
     6,
     3,
 )  # a rung replays every twelfth batch of continuations, then every sixth, …
+MAX_SEARCH_POSITIONS = 2048  # of more text, a search uses the third that the rungs take
 MIN_RUNG_PROMPTS = 6  # a sample of fewer prompts says too little
 MAX_LOOKUPS = 6  # settings of lookup tried before a skip drafter, each also with a match of 1 token
 MIN_MASK_GAIN = 1.02  # if no mask can gain more, none is searched
@@ -102,7 +103,8 @@ class ReplayObjective:
     prompt by prompt, by more than chance explains, it is dropped. Its time on all prompts is then
     extrapolated from the sample: it is multiplied by the best mask's time on all prompts over the
     best mask's time on the sample. There are three samples (rungs), each part of the next: a
-    twelfth of the prompts (if that is at least 6), a sixth and a third. Source: successive
+    twelfth of the prompts (if that is at least 6), a sixth and a third. A search uses no more than
+    these, unless the text is short. Source: successive
     rejection by paired differences, as in F-Race (Birattari et al. 2002).
     """
 
@@ -126,7 +128,10 @@ class ReplayObjective:
         self.shapes = tuple(map(RecipeShape.parse, shapes))  # allowed shapes of a recipe
         self.max_draft = len(costs.verify) - 1
         self.coarse_policies = coarse_policies(self.max_draft)
-        self._rungs = _split_rungs([len(indices) for indices in replay.batches.prompt_indices])
+        rungs = _split_rungs([len(indices) for indices in replay.batches.prompt_indices])
+        n_positions = sum(segment.end - segment.first for segment in replay.segments)
+        # The best masks are judged on all of a long text at the end alone (`best_recipe`).
+        self._rungs = rungs[:-1] if len(rungs) > 1 and n_positions > MAX_SEARCH_POSITIONS else rungs
         # Predictions of the best mask so far: on the prompts of the first rung, of the first two
         # rungs, …, of all. Objectives of one search share the list.
         self._leader: list[Prediction] = []
@@ -198,9 +203,10 @@ class ReplayObjective:
                 if lag_s.sum() > DROP_SIGMAS * lag_s.std() * sqrt(len(lag_s)):
                     scale = self._leader[-1].seconds_per_token / leader.seconds_per_token
                     return self._make_trial(mask, candidate.recipe, prediction, scale)
-        # In the order of the segments, as everywhere but between rungs.
-        replayed.sort(key=lambda r: r.prompt_index)
-        self._keep_rounds(mask, rounds_from_replay(replayed))
+        if sum(map(len, self._rungs)) == len(self.replay.batches):
+            # In the order of the segments, as everywhere but between rungs.
+            replayed.sort(key=lambda r: r.prompt_index)
+            self._keep_rounds(mask, rounds_from_replay(replayed))
         if not self._leader or prediction.seconds_per_token < self._leader[-1].seconds_per_token:
             self._leader[:] = predictions
         return self._make_trial(mask, candidate.recipe, prediction)
@@ -211,10 +217,24 @@ class ReplayObjective:
             del self._rounds[next(iter(self._rounds))]
         self._rounds[mask] = rounds
 
-    def predict_sample_s(self, mask: SkipMask) -> float:
-        """Predict the seconds per token of a mask on the smallest sample of the prompts."""
-        rounds = rounds_from_replay(self.replay(mask, batch_indices=self._rungs[0]))
-        return self.predict_coarse(rounds, mask).seconds_per_token
+    def predict_samples_s(
+        self, mask: SkipMask, vocabularies: Sequence[ReplayObjective]
+    ) -> list[float]:
+        """Predict seconds per token of a mask on the smallest sample of the prompts.
+
+        vocabularies: objectives whose drafts are of the same model as here, and differ in their
+        vocabulary alone: one pass judges all of them.
+        """
+        replayed = self.replay.judge(
+            mask,
+            [one.replay.vocabulary for one in vocabularies],
+            batch_indices=self._rungs[0],
+            draft_model=self.replay.draft_model,
+        )
+        return [
+            one.predict_coarse(rounds_from_replay(of_one), mask).seconds_per_token
+            for one, of_one in zip(vocabularies, replayed, strict=True)
+        ]
 
     def predict_bound(self, mask: SkipMask) -> Bound:
         """Return what no mask can beat, on the smallest sample of the prompts.

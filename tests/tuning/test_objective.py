@@ -51,7 +51,7 @@ class Scripted:
 
     def __init__(self, batches: int = 24):
         self.batches = Batches(range(batches))
-        self.segments = [Segment(text, 0, 40) for text in range(PROMPTS * batches)]
+        self.segments = [Segment(text, 0, 10) for text in range(PROMPTS * batches)]  # a short text
         self.asked: list[tuple[SkipMask, tuple[int, ...] | None]] = []
 
     def __call__(
@@ -112,6 +112,16 @@ def test_masks_are_searched_only_if_some_mask_may_pay(
     assert bound.allows_gain is allows
     assert bound.known_s <= costs.verify[0]
     assert replay.asked == [(nothing, FIRST)], "a small sample suffices"
+
+
+def test_of_a_long_text_a_search_uses_a_third() -> None:
+    replay = Scripted()
+    replay.segments = [Segment(text, 0, 40) for text in range(PROMPTS * 24)]
+    by_replay = objective(replay)
+    by_replay.judge(GOOD)
+    assert replay.asked == [(GOOD, FIRST), (GOOD, SECOND), (GOOD, THIRD)]
+    by_replay.best_recipe(GOOD, fine=True, siblings=False)
+    assert replay.asked[3:] == [(GOOD, None)], "the best masks are judged on all of it"
 
 
 def test_a_mask_that_was_judged_on_all_of_the_text_is_not_replayed_again() -> None:

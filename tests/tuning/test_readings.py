@@ -127,15 +127,31 @@ def test_other_combinations_are_judged_if_a_sample_speaks_for_them(
     near, worse, far = (SkipMask(LAYERS, (i,)) for i in range(3))
     times = {NOTHING: 1.0, near: 1.08, worse: 1.08, far: 1.2}
     samples = {NOTHING: 0.9, near: 0.9, worse: 1.1}
+
+    def predict(mask: SkipMask, objectives: list[ReplayObjective]) -> list[float]:
+        return [1.0 if one is first else samples[mask] for one in objectives]
+
     with (
         patch.object(first, "judge", lambda mask: Trial(mask, times[mask])),
-        patch.object(first, "predict_sample_s", lambda mask: 1.0),
-        patch.object(second, "predict_sample_s", samples.__getitem__),
+        patch.object(first, "predict_samples_s", predict),
+        patch.object(second, "predict_samples_s", predict),
         patch.object(second, "judge", judge),
     ):
         trials = [joint.judge(mask).seconds_per_token for mask in times]
     assert judged == [NOTHING, near], "where the sample speaks for the second"
     assert trials == [0.99, 0.99, 1.08, 1.2]
+
+
+def test_vocabularies_of_the_same_weights_are_judged_by_the_same_passes(
+    objective: ReplayObjective,
+) -> None:
+    search = ReadingSearch(objective, 16, ignore_event)
+    whole = search.objective_for(Reading("int8"))
+    few = search.objective_for(Reading("int8", Vocabulary.from_ids([1, 2, 3], 4)))
+    together = whole.predict_samples_s(SkipMask(LAYERS, (1,)), [whole, few])
+    alone = [one.predict_samples_s(SkipMask(LAYERS, (1,)), [one])[0] for one in (whole, few)]
+    assert together == alone
+    assert together[0] != together[1]
 
 
 def test_combinations_are_compared_with_the_best_trial_of_any_of_them(
