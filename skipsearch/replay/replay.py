@@ -14,6 +14,7 @@ min(p(y), q(y)) / p(y) = min(1, q(y) / p(y)).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from skipsearch.replay.recurrent_batches import RecurrentReplayBatches
 from skipsearch.replay.reference_text import TextSettings, TextStore, write_reference_text
 from skipsearch.replay.replay_batches import ReplayBatch, ReplayBatches, logit_chunks, unpad
 from skipsearch.replay.segments import cut_segments
-from skipsearch.replay.text_kv import KV_MEMORY_FRACTION
+from skipsearch.replay.text_kv import KV_MEMORY_FRACTION, TextKV, compute_text_kv
 
 RECURRENT_NOTE = (
     "; masks are judged at each position from the recurrent states that it had there, and drafts "
@@ -139,6 +140,8 @@ class Replay:
         ]
         self.continuations = [self.texts[s.text][s.first : s.end + 1] for s in self.segments]
         self.token_budgets = [budgets[s.text] - s.first for s in self.segments]
+        text_kv = [text.kv for text in written]
+        self._compute_missing_kv(prompts, text_kv, kv_budget / 2)
         kind = RecurrentReplayBatches if model.spec.is_recurrent else ReplayBatches
         self.batches = kind(
             model,
@@ -146,7 +149,7 @@ class Replay:
             self.continuations,
             sampling,
             max_kv_bytes,
-            [written[s.text].kv for s in self.segments],
+            [text_kv[s.text] for s in self.segments],
         )
         self._text_counts: Tensor | None = None  # [V], made when it is needed
 
@@ -164,6 +167,20 @@ class Replay:
                 token_budgets[i] = len(self.texts[i]) - 1
                 n_from_start += n_before < 2
         return n_from_start
+
+    def _compute_missing_kv(
+        self, prompts: Sequence[Sequence[int]], text_kv: list[TextKV | None], max_bytes: float
+    ) -> None:
+        """Compute the K/V of stored texts that are cut, as far as memory allows.
+
+        Otherwise, each segment would read its text from the beginning. text_kv: gets them.
+        """
+        n_segments = Counter(segment.text for segment in self.segments)
+        max_bytes -= sum(kv.nbytes for kv in text_kv if kv is not None)
+        for i, text in enumerate(self.texts):
+            if n_segments[i] > 1 and text_kv[i] is None and max_bytes > 0:
+                text_kv[i] = kv = compute_text_kv(self.model, [*prompts[i], *text[:-1]])
+                max_bytes -= 0 if kv is None else kv.nbytes
 
     def with_draft(self, draft_model: ModelAdapter | None, vocabulary: Vocabulary | None) -> Replay:
         """Return a replay of the same texts for drafts of another model or vocabulary."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from skipsearch.engine import no_grad, run_layers
+from skipsearch.engine import forward, no_grad, run_layers
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, Planner
 
@@ -46,6 +47,17 @@ def copy_text_kv(cache: KVCache, row: int, n_tokens: int) -> TextKV:
         for side in (cache.keys, cache.values)
     )
     return TextKV(keys, values)
+
+
+@no_grad
+def compute_text_kv(model: ModelAdapter, text: Sequence[int]) -> TextKV | None:
+    """Return the K/V of a text by one pass over it; None if the model's cache is no plain one."""
+    cache, planner = model.new_cache(1, len(text)), Planner(len(text), model.spec.device)
+    if type(cache) is not KVCache:
+        return None
+    tokens = torch.tensor([text], device=model.spec.device)
+    forward(model, tokens, cache, planner.plan_chain(0, len(text)), last_only=True)
+    return copy_text_kv(cache, 0, len(text))
 
 
 @no_grad

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import pytest
 from helpers.tiny import LAYERS, tiny_llama, tiny_model_and_reference
@@ -11,7 +14,9 @@ from hypothesis import strategies as st
 from skipsearch.core.mask import SkipMask
 from skipsearch.engine.native import to_native
 from skipsearch.models import ModelAdapter, adapt
+from skipsearch.replay import replay as replay_module
 from skipsearch.replay import segments
+from skipsearch.replay.reference_text import TextStore
 from skipsearch.replay.replay import Replay
 from skipsearch.replay.segments import (
     MAX_POSITIONS,
@@ -21,6 +26,7 @@ from skipsearch.replay.segments import (
     Segment,
     cut_segments,
 )
+from skipsearch.replay.text_kv import TextKV, compute_text_kv
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7))
 MASK = SkipMask(LAYERS, (1, 3), (2,))
@@ -75,9 +81,11 @@ def native_model() -> ModelAdapter:
 
 @pytest.mark.parametrize("exact", [True, False], ids=["native", "torch"])
 def test_a_position_is_judged_alike_in_a_segment_and_in_its_whole_text(
-    exact: bool, monkeypatch: pytest.MonkeyPatch
+    exact: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With the K/V that its generation left, and with K/V that are computed again."""
+    """With the K/V that its generation left, with those of a stored text, and with K/V that are
+    computed again.
+    """
     model = native_model() if exact else tiny_model_and_reference()[0]
     whole = Replay(model, PROMPTS, 90, None)
     monkeypatch.setattr(segments, "MIN_CUT_POSITIONS", 0)
@@ -88,8 +96,20 @@ def test_a_position_is_judged_alike_in_a_segment_and_in_its_whole_text(
     assert len(cut.segments) > len(PROMPTS)
     assert cut.batches.n_resident
     assert not computed.batches.n_resident
+    store = TextStore(tmp_path / "texts.jsonl")
+    Replay(model, PROMPTS, 90, None, store=store)
+    read = list[Sequence[int]]()
+
+    def read_once(model: ModelAdapter, text: Sequence[int]) -> TextKV | None:
+        read.append(text)
+        return compute_text_kv(model, text)
+
+    monkeypatch.setattr(replay_module, "compute_text_kv", read_once)
+    stored = Replay(model, PROMPTS, 90, None, store=TextStore(store.path))
+    assert len(read) == len(PROMPTS), "once for all segments of a text"
+    assert TextStore(store.path).get(PROMPTS[0], 0) == whole.texts[0]
     expected = whole(MASK)
-    for replay in (cut, computed):
+    for replay in (cut, stored, computed):
         assert replay.texts == whole.texts
         for one in replay(MASK):
             segment = replay.segments[one.prompt_index]
