@@ -14,7 +14,13 @@ from skipsearch.cli.progress import BEAT_S, StageView, format_duration
 from skipsearch.cli.terminal import Terminal
 from skipsearch.core.stats import Trial
 from skipsearch.profile import Profile
-from skipsearch.profile.show import describe_prompts, draw_mask, explain_terms, format_counts
+from skipsearch.profile.show import (
+    describe_prompts,
+    describe_request_speedup,
+    draw_mask,
+    explain_terms,
+    format_counts,
+)
 from skipsearch.tuning.events import (
     BaselinePredicted,
     CandidateMeasured,
@@ -154,7 +160,7 @@ class TuneView(StageView):
         if profile.verdict == "speculate":
             console.print(
                 f"[bold green]speculate[/]: {measured.speedup.format_with_unit('×')} as fast as "
-                f"plain decoding{identical}",
+                f"plain decoding{describe_request_speedup(measured)}{identical}",
                 markup=True,
             )
         else:

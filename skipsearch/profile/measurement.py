@@ -158,6 +158,12 @@ class Measurement(FrozenModel):
         description="with this profile, milliseconds per verified token, > 0"
     )
     speedup: Interval = Field(description="ratio of total times, plain over profile, > 0, no unit")
+    request_speedup: Interval | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="the same ratio of whole requests, prefill included; left out in older "
+        "profiles",
+    )
     alpha: Fraction | None = Field(
         description="probability that a drafted token is accepted, given those before it were, 0..1"
     )

@@ -138,6 +138,13 @@ def describe_prompts(measurement: Measurement) -> str:
     return f"{measurement.prompts} hold-out prompts{enough}"
 
 
+def describe_request_speedup(measurement: Measurement) -> str:
+    """Return the speedup of whole requests, after a semicolon; empty if it was not measured."""
+    if measurement.request_speedup is None:
+        return ""
+    return f"; whole requests, with reading the prompt: {measurement.request_speedup.mean:.2f}×"
+
+
 def _measurement_lines(measurement: Measurement) -> list[str]:
     figures = {
         "α": measurement.alpha,
@@ -149,7 +156,8 @@ def _measurement_lines(measurement: Measurement) -> list[str]:
     rounds = ", ".join(f"{name} {value:g}" for name, value in figures.items() if value is not None)
     return [
         f"speedup  {measurement.speedup.format_with_unit('×')} on "
-        f"{describe_prompts(measurement)}, {measurement.tokens} tokens",
+        f"{describe_prompts(measurement)}, {measurement.tokens} tokens"
+        f"{describe_request_speedup(measurement)}",
         f"time     {measurement.ms_per_token.format_with_unit(' ms')} a token, plain decoding "
         f"{measurement.baseline_ms_per_token.format_with_unit(' ms')}",
         f"rounds   {rounds}",

@@ -80,16 +80,26 @@ class Timings:
             stopped_early,
         )
 
-    def speedup_over(self, baseline: Timings, stopped_early: bool = False) -> Estimate:
+    def speedup_over(
+        self, baseline: Timings, stopped_early: bool = False, with_prefill: bool = False
+    ) -> Estimate:
         """Return the baseline's time over ours, on the same prompts.
 
         The time of a prompt is its seconds per token times the baseline's number of tokens, because
         generations may differ in length.
-        stopped_early: as in `estimate_ratio`.
+        stopped_early: as in `estimate_ratio`. with_prefill: add the seconds of the prefill.
         """
         weights = baseline.totals_by_prompt(lambda s: s.n_tokens)
         baseline_s, ours_s = (
-            [s * w for s, w in zip(timings._seconds_per_token_by_prompt(), weights, strict=True)]
+            [
+                s * w + (prefill_s if with_prefill else 0.0)
+                for s, w, prefill_s in zip(
+                    timings._seconds_per_token_by_prompt(),
+                    weights,
+                    timings.totals_by_prompt(lambda s: s.stats.prefill_seconds),
+                    strict=True,
+                )
+            ]
             for timings in (baseline, self)
         )
         return estimate_ratio(baseline_s, ours_s, stopped_early)

@@ -120,6 +120,7 @@ def _build_measurement(
 ) -> s.Measurement:
     plain, drafted, stopped_early = measurement
     speedup, stats, baseline = measurement.speedup, drafted.stats, plain.stats
+    of_request = drafted.speedup_over(plain, stopped_early, with_prefill=True)
     # Repeats generate the same text.
     once = sum({x.prompt_index: x.stats for x in drafted.samples}.values(), DecodeStats())
     contexts = [
@@ -138,6 +139,7 @@ def _build_measurement(
         baseline_ms_per_token=_interval_ms(plain.estimate(stopped_early)),
         ms_per_token=_interval_ms(drafted.estimate(stopped_early)),
         speedup=Interval.from_rounded(speedup.mean, speedup.low, speedup.high),
+        request_speedup=Interval.from_rounded(of_request.mean, of_request.low, of_request.high),
         alpha=_round_or_none(stats.alpha),
         accepted_fraction=_round_or_none(stats.accepted_fraction),
         tau=round_significant(stats.tau or 1.0),

@@ -464,6 +464,7 @@ def _measured(draw: st.DrawFn, kinds: tuple[str, ...]) -> Measurement:
         ),
         by_drafter=tuple(draw(_counts(kind)) for kind in kinds) if counted else (),
         stopped=draw(st.sampled_from([None, "narrow", "prompts_ended"])),
+        request_speedup=draw(st.none() | _interval()),
         finish_reasons=draw(st.none() | st.just(FinishReasons(end=prompts, loop=0, cut=0))),
         copied_from_prompt=draw(st.none() | _FRACTION),
         by_batch=tuple(

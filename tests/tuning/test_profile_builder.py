@@ -26,6 +26,7 @@ from skipsearch.errors import SearchError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.profile import Profile, dump_profile, parse_profile
 from skipsearch.profile.schema import FinishReasons
+from skipsearch.profile.show import describe_request_speedup
 from skipsearch.replay.workload import Workload
 from skipsearch.tasks import Prompt, Task, TaskSampling
 from skipsearch.timing.interleaved import PairedTimings, TimedGeneration, Timings
@@ -225,6 +226,19 @@ def test_a_profile_says_why_no_more_prompts_were_measured_and_the_interval_is_of
     expected = ours.speedup_over(baseline, stopped_early)
     assert low == pytest.approx(expected.low, rel=0.02)
     assert high == pytest.approx(expected.high, rel=0.02)
+
+
+def test_the_gain_of_a_whole_request_counts_the_prefill_that_drafts_do_not_shorten() -> None:
+    baseline, ours = plain([1.0, 2.0, 3.0]), drafting([0.5, 1.0, 1.5])
+    for timings in (baseline, ours):
+        for one in timings.samples:
+            one.stats.prefill_seconds = 1.0
+    measured = compiled(baseline, ours).measured
+    assert measured is not None
+    assert measured.speedup.mean == pytest.approx(2.0)
+    assert measured.request_speedup is not None
+    assert measured.request_speedup.mean == pytest.approx(9 / 6)
+    assert "whole requests, with reading the prompt: 1.50×" in describe_request_speedup(measured)
 
 
 def test_prompts_that_ended_on_a_repeat_are_counted() -> None:
