@@ -51,7 +51,9 @@ LIMITS = Limits()
         (
             "rendering of a chat template",
             f"{template_sandbox.RENDER_TIMEOUT_S:g} s, "
-            f"{template_sandbox_child.MAX_EXTRA_BYTES >> 30} GiB",
+            f"{template_sandbox_child.MAX_EXTRA_BYTES >> 30} GiB, "
+            f"{template_sandbox_child.MAX_REPETITIONS} characters for each byte of the request and "
+            f"{template_sandbox_child.MAX_ADDED_CHARS:,} more",
         ),
     ],
 )
