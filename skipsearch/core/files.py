@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -12,6 +14,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from skipsearch.errors import SkipSearchError
 
@@ -30,6 +33,13 @@ def cache_dir() -> Path:
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipsearch"
+
+
+def hash_facts(facts: Any) -> str:
+    """Return the SHA-256 of a value of JSON, whatever the order of its keys: the name of what
+    depends on these facts.
+    """
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def make_private_dir(folder: Path) -> None:

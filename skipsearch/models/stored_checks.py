@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from skipsearch.core.files import cache_dir, make_private_dir, write_atomically
+from skipsearch.core.files import cache_dir, hash_facts, make_private_dir, write_atomically
 from skipsearch.core.machine import describe_machine, software_versions
 from skipsearch.models.adapter import ModelSpec
 from skipsearch.models.check import CheckableAdapter, CheckResult, check_against
@@ -91,7 +91,7 @@ def _result_path(spec: ModelSpec, compiled: str) -> Path:
         _code_hash(),
         compiled,
     ]
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    key = hash_facts(facts)
     return cache_dir() / "checked" / f"{key}.json"
 
 

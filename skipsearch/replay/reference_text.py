@@ -7,7 +7,6 @@ no text twice. A stored text is used for the same prompt, model, machine, settin
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 from skipsearch.core.constraint import Constraint
-from skipsearch.core.files import cache_dir, make_private_dir
+from skipsearch.core.files import cache_dir, hash_facts, make_private_dir
 from skipsearch.core.machine import describe_machine, software_versions
 from skipsearch.decoding.repetition import EndOnRepeat
 from skipsearch.engine.sampler import GREEDY, SamplingParams
@@ -71,8 +70,8 @@ class TextStore:
             "sampling": asdict(settings.sampling),
             "constraint": settings.constraint and settings.constraint.model_dump(mode="json"),
         }
-        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-        return cls(cache_dir() / "texts" / f"{key}.jsonl", not settings.sampling.is_greedy)
+        path = cache_dir() / "texts" / f"{hash_facts(facts)[:24]}.jsonl"
+        return cls(path, not settings.sampling.is_greedy)
 
     def get(self, prompt: Sequence[int], seed: int) -> list[int] | None:
         """Return the stored text of a prompt; None if it was not written yet."""
@@ -91,8 +90,7 @@ class TextStore:
                 file.write("\n" + "".join(lines))
 
     def _key(self, prompt: Sequence[int], seed: int) -> str:
-        facts = [seed if self.sampled else 0, list(prompt)]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+        return hash_facts([seed if self.sampled else 0, list(prompt)])[:32]
 
 
 def _read_lines(path: Path) -> list[tuple[str, list[int]]]:

@@ -36,16 +36,17 @@ class PromptLog:
                 f"--log-prompts {path}: cannot be written ({error.strerror}); name a file in a "
                 "folder of yours"
             ) from None
-        status = os.fstat(self._file)
-        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
-            os.close(self._file)
-            raise SkipSearchError(
-                f"--log-prompts {path}: is no regular file, so prompts cannot be kept in it"
-                if not stat.S_ISREG(status.st_mode)
-                else f"--log-prompts {path}: others may open this file (mode "
-                f"{status.st_mode & 0o777:o}), and prompts are private: chmod 600 it, or name a "
-                "new file"
+        mode, reason = os.fstat(self._file).st_mode, ""
+        if not stat.S_ISREG(mode):
+            reason = "is no regular file, so prompts cannot be kept in it"
+        elif mode & 0o077:
+            reason = (
+                f"others may open this file (mode {mode & 0o777:o}), and prompts are private: "
+                "chmod 600 it, or name a new file"
             )
+        if reason:
+            os.close(self._file)
+            raise SkipSearchError(f"--log-prompts {path}: {reason}")
 
     def write(self, prompts: Sequence[Sequence[int]]) -> None:
         """Append prompts, given as token ids. If the disk is full, warn once and write no more."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -15,7 +13,7 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 
 from skipsearch.core.cost_model import Costs
-from skipsearch.core.files import cache_dir, make_private_dir, write_atomically
+from skipsearch.core.files import cache_dir, hash_facts, make_private_dir, write_atomically
 from skipsearch.core.machine import describe_machine, software_versions
 from skipsearch.core.mask import SkipMask
 from skipsearch.engine.sampler import GREEDY, SamplingParams
@@ -166,7 +164,7 @@ def table_fingerprint(
         "sampling": asdict(sampling),
         "method": FORMAT,
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+    return hash_facts(facts)[:24]
 
 
 def random_masks(n_layers: int, count: int, seed: int = 0) -> list[SkipMask]:

@@ -10,7 +10,6 @@ Its learning rate warms up, then decays as a cosine over the steps or the time o
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from skipsearch.core.files import hash_facts
 from skipsearch.errors import ModuleError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.training.distill_batch import max_head_rows
@@ -103,7 +103,7 @@ class Trainer:
             "dtype": spec.dtype_name,
             "texts": hashlib.sha256(self.texts.numpy().tobytes()).hexdigest(),
         }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return hash_facts(facts)
 
     def run(
         self,
