@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from llguidance.hf import from_tokenizer
 
 from skipsearch.constraints.after_thinking import begin_after_thinking
+from skipsearch.core.closed_schema import close_objects
 from skipsearch.core.constraint import JSON_STYLE, Constraint, ConstraintAfterThinking
 from skipsearch.errors import DecodeError
 
@@ -65,7 +66,7 @@ def compile_with_llguidance(
         if constraint.json_schema is not None:
             own_style = "x-guidance" in constraint.json_schema
             grammar = LLMatcher.grammar_from_json_schema(
-                constraint.json_schema,
+                close_objects(constraint.json_schema),
                 defaults=None if own_style else JSON_STYLE,  # type: ignore[arg-type]
             )
         elif constraint.regex is not None:

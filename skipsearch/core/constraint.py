@@ -28,7 +28,8 @@ class Constraint(FrozenModel):
 
     JSON has one space after each comma and each colon and no other white space, so that a schema
     leaves little choice. A schema with `"x-guidance": {"whitespace_flexible": true}` allows any
-    white space.
+    white space. An object has only the properties that its schema names, unless the schema says
+    `"additionalProperties": true` (`close_objects`).
     """
 
     model_config = ConfigDict(protected_namespaces=())

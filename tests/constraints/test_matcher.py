@@ -49,6 +49,16 @@ def legal_tokens(matcher: Matcher) -> set[int]:
     return set(np.flatnonzero(mask).tolist())
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_an_object_gets_further_properties_only_if_its_schema_says_so(is_open: bool) -> None:
+    schema = {key: value for key, value in SCHEMA.items() if key != "additionalProperties"}
+    matcher = start(json_schema={**schema, "additionalProperties": True} if is_open else schema)
+    matcher.advance(encode(TEXT[:-1]))
+    comma, end = encode(", ")[0], encode("}")[0]
+    assert matcher.count_legal([end]) == 1
+    assert matcher.count_legal([comma]) == is_open
+
+
 def test_a_token_is_in_the_mask_if_and_only_if_it_counts_as_legal() -> None:
     matcher = start()
     for token in encode(TEXT):

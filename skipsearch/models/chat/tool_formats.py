@@ -12,6 +12,7 @@ from typing import Any
 
 import regex as re
 
+from skipsearch.core.closed_schema import close_objects
 from skipsearch.core.constraint import JSON_STYLE, Constraint
 
 Tool = Mapping[str, Any]  # as in OpenAI's field `tools`
@@ -239,4 +240,4 @@ _TYPED = {"enum", "const", "$ref", "allOf", "properties", "items", "minimum", "m
 
 
 def _json_rule(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
+    return f"%json {json.dumps({**close_objects(schema), 'x-guidance': JSON_STYLE})}"
