@@ -138,7 +138,11 @@ def write_reference_text(
         is_over_time = limit_s is not None and perf_counter() - started > limit_s
         if is_over_time and begin >= MIN_TEXTS:
             break
-        prompts = prompt_ids[begin : begin + wave]
+        prompts = [prompt_ids[begin]]
+        for i, prompt in enumerate(prompt_ids[begin + 1 : begin + wave], begin + 1):
+            if store is not None and store.get(prompt, settings.seed + i) is not None:
+                break
+            prompts.append(prompt)
         before = begin * settings.max_new_tokens
         written = generate(
             model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from skipsearch.core.constraint import Constraint
 from skipsearch.decoding import Decoder, Generation
@@ -26,6 +26,8 @@ class Workload:
     end_on_repeat: EndOnRepeat  # of the task
     sampling: SamplingParams
     constraint: Constraint | None = None  # the shape of every answer; None: any text
+    # Tokens before the loop of each greedy answer that is known to loop.
+    _n_before_loop: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     def generate(
         self, decoder: Decoder, prompt_index: int, seed: int, max_tokens: int | None = None
@@ -33,16 +35,22 @@ class Workload:
         """Decode the answer to a prompt.
 
         An answer that loops is decoded again up to its loop, because every draft of looping text is
-        accepted: only the text before the loop counts. Its finish reason is still "loop".
+        accepted: only the text before the loop counts. Its finish reason is still "loop". The next
+        decoder of a greedy answer decodes it up to the loop at once.
         """
         limit = min(self.max_new_tokens, max_tokens or self.max_new_tokens)
-        answer = self._decode(decoder, prompt_index, seed, limit)
-        if answer.finish_reason != "loop":
-            return answer
-        n_before = find_loop_start(answer.tokens)
-        assert n_before is not None
-        before = self._decode(decoder, prompt_index, seed, max(1, n_before))
-        return replace(before, finish_reason="loop")
+        n_before = self._n_before_loop.get(prompt_index)
+        if n_before is None:
+            answer = self._decode(decoder, prompt_index, seed, limit)
+            if answer.finish_reason != "loop":
+                return answer
+            n_before = find_loop_start(answer.tokens)
+            assert n_before is not None
+            n_before = max(1, n_before)
+            if self.sampling.is_greedy:
+                self._n_before_loop[prompt_index] = n_before
+        answer = self._decode(decoder, prompt_index, seed, min(limit, n_before))
+        return replace(answer, finish_reason="loop") if n_before <= limit else answer
 
     def _decode(
         self, decoder: Decoder, prompt_index: int, seed: int, max_tokens: int

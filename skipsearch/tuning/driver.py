@@ -47,6 +47,7 @@ from skipsearch.tuning.race import (
     MAX_FINALISTS,
     ONLINE_RACE_RUNGS,
     RACE_RUNGS,
+    drop_hopeless,
     estimate_longest_decoding,
     predict_decoding_s,
     race_candidates,
@@ -287,7 +288,7 @@ def select_candidates(
     finalists = select_finalists(
         search.best, search.objective, calibration.objective, calibration.trained, settings.modules
     )
-    return [*finalists, *search.other_readings]
+    return drop_hopeless([*finalists, *search.other_readings])
 
 
 def confirm(

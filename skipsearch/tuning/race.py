@@ -23,6 +23,9 @@ from skipsearch.tuning.trained_candidates import TrainedCandidates
 
 MAX_FINALISTS = 4  # recipes that are raced, unless there are more shapes
 RACE_RUNGS = (16, 24)  # prompts: most races are decided earlier
+# A recipe that is predicted to be slower than the fastest by more than this does not race: the
+# prediction is off by less, and every racer decodes at least five answers.
+HOPELESS_RATIO = 1.15
 TIMED_TOKENS = 9  # the first of them comes from the prefill
 # The rungs if replay cannot predict the best settings, so that more candidates race.
 ONLINE_RACE_RUNGS = (4, 8, 12, 24, 32)
@@ -74,6 +77,16 @@ def select_finalists(
         replace(candidate, module_folders=folders)
         for candidate in sorted(finalists, key=_predicted_time)
     ]
+
+
+def drop_hopeless(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates whose prediction is near the best one, in their order.
+
+    The two fastest stay in any case.
+    """
+    fastest, *others = sorted(map(_predicted_time, candidates))
+    limit_s = max(HOPELESS_RATIO * fastest, *others[:1], fastest)
+    return [candidate for candidate in candidates if _predicted_time(candidate) <= limit_s]
 
 
 def _best_without_siblings(

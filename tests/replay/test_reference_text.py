@@ -66,6 +66,18 @@ def test_a_text_is_written_once(tmp_path: Path, written: list[Sequence[int]]) ->
     assert tokens(again) == tokens(write(None))
 
 
+def test_a_stored_text_is_not_written_again_with_what_comes_before_it(
+    tmp_path: Path, written: list[Sequence[int]]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    expected = tokens(write(TextStore(path)))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for i, line in enumerate(lines) if i not in (2, 5)))
+    written.clear()
+    assert tokens(write(TextStore(path))) == expected
+    assert len(written) == 2
+
+
 def test_a_killed_process_loses_no_finished_wave(
     tmp_path: Path, written: list[Sequence[int]]
 ) -> None:

@@ -148,7 +148,20 @@ def test_without_a_tokenizer_or_tokens_there_is_no_workload() -> None:
         make_workload(small_model(), task, [Prompt("empty", "")])
 
 
-def test_a_looping_answer_is_measured_and_replayed_up_to_its_loop() -> None:
+def count_tokens(generate: Any, counts: list[int]) -> Any:
+    """Wrap `Decoder.generate` so that it notes how many tokens each call decoded."""
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        answer = generate(*arguments, **options)
+        counts.append(len(answer.tokens))
+        return answer
+
+    return counting
+
+
+def test_a_looping_answer_is_measured_and_replayed_up_to_its_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = TableModel(vocab=16)
     prompts = ((3,), (1, 4), (2, 0, 1))
     work = Workload(tuple("abc"), prompts, 200, "loop", SamplingParams())
@@ -157,9 +170,14 @@ def test_a_looping_answer_is_measured_and_replayed_up_to_its_loop() -> None:
     whole = [plain_decoder.generate(p, 200).tokens for p in prompts]
     starts = [find_loop_start(text) for text in whole]
     assert any(start is not None for start in starts)
+    decoded = list[int]()  # tokens of each decoding
+    for decoder in (plain_decoder, drafter):
+        monkeypatch.setattr(decoder, "generate", count_tokens(decoder.generate, decoded))
     stats = DecodeStats()
     for i, start in enumerate(starts):
+        decoded.clear()
         answers = [work.generate(decoder, i, seed=0) for decoder in (plain_decoder, drafter)]
+        assert len(decoded) == (2 if start is None else 3), "a loop is decoded once"
         before = whole[i] if start is None else whole[i][: max(1, start)]
         assert [answer.tokens for answer in answers] == [before, before]
         assert answers[0].finish_reason == ("length" if start is None else "loop")

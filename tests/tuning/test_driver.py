@@ -40,7 +40,7 @@ from skipsearch.searchers import SearchProblem
 from skipsearch.tasks import TaskSampling
 from skipsearch.timing.latency import LatencyEntry
 from skipsearch.timing.latency_table import LatencyTable
-from skipsearch.tuning import calibration, driver
+from skipsearch.tuning import calibration, driver, race
 from skipsearch.tuning.driver import study_fingerprint, tune
 from skipsearch.tuning.events import (
     CandidateMeasured,
@@ -306,6 +306,12 @@ def test_a_task_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- verdict
+
+
+@pytest.fixture(autouse=True)
+def everyone_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all finalists race: the predictions of these small models lie far apart."""
+    monkeypatch.setattr(race, "HOPELESS_RATIO", math.inf)
 
 
 @pytest.mark.parametrize(
@@ -967,6 +973,15 @@ def raced_with(
             raced.append(event)
 
     return searched(drafters=drafters, on_event=listen, trials=7), raced
+
+
+def test_what_is_predicted_to_be_much_slower_does_not_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, everyone = raced_with("auto")
+    monkeypatch.setattr(race, "HOPELESS_RATIO", 1.0)
+    _, nearest = raced_with("auto")
+    predicted = [sorted(r.predicted_speedup or 0 for r in raced) for raced in (everyone, nearest)]
+    assert len(everyone) == MAX_FINALISTS + 1, "and the winner on hold-out prompts"
+    assert predicted[1][1:] == predicted[0][-2:], "the two fastest race"
 
 
 def test_auto_races_the_best_recipe_of_each_shape() -> None:
