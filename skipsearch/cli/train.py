@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipsearch.cli.options import require_usage, unfold_options
-from skipsearch.cli.train_run import HeadOptions, RunOptions, TextOptions, run_training
+from skipsearch.cli.train_run import (
+    HeadOptions,
+    HeadTextOptions,
+    RunOptions,
+    TextOptions,
+    run_training,
+)
 
 if TYPE_CHECKING:
     from skipsearch.core.mask import SkipMask
@@ -174,7 +180,7 @@ def mtp(
     *,
     model: Model,
     out: Out,
-    text: TextOptions,
+    text: HeadTextOptions,
     vocabulary: Annotated[
         int | None,
         typer.Option(
@@ -186,16 +192,17 @@ def mtp(
     draft_tokens: DraftTokens = 3,
     options: HeadOptions,
 ) -> None:
-    """Example: skipsearch train mtp --model demo --task pycode --out modules/
+    """Example: skipsearch train mtp --model model.gguf --budget 1h --out modules/
 
-    Train a head of one layer, which drafts from the model's last hidden state."""
+    Train a head of one layer, which drafts from the model's last hidden state. The model answers
+    requests, by its own weights in its own format, and the head learns from its answers."""
 
     def plan(adapter: ModelAdapter, corpus: Corpus, on_event: TrainListener) -> TrainingPlan:
         from skipsearch.training.driver import plan_mtp
 
         return plan_mtp(adapter, corpus, vocabulary, draft_tokens, on_event, init_from)
 
-    run_training(plan, "mtp", model, out, text, options, init_from)
+    run_training(plan, "mtp", model, out, text, options, init_from, draft_tokens)
 
 
 def _mask_from_profile(profile: Path | None) -> SkipMask | None:

@@ -62,10 +62,37 @@ class TextOptions:
 
 
 @dataclass(frozen=True)
+class HeadTextOptions(TextOptions):
+    """The options that say which requests the model answers for a draft head."""
+
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Your prompts, as `tune --task FILE` reads them and `serve --log-prompts` writes "
+            "them, or text: a file or a folder. May be repeated. Default: requests that skipsearch "
+            "brings and that the model writes."
+        ),
+    ] = None
+    self_generated: Annotated[
+        bool,
+        typer.Option(
+            "--self-generated", help="The model continues beginnings of text files from --data."
+        ),
+    ] = False
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Temperature of the model's answers. 0: the task's.")
+    ] = 0.0
+    tokens: Annotated[
+        int, typer.Option(min=512, help="How many tokens of text there are at most.")
+    ] = 400_000
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """The options that say how long a training runs, in which steps, and on what."""
 
     steps_per_teacher_pass: ClassVar[int] = 3
+    top_k: ClassVar[int] = 64  # tokens of the full model's distribution
 
     budget: Annotated[
         str | None, typer.Option(help="Time for the training: 90s, 20m, 1.5h. Default: 10m.")
@@ -97,7 +124,31 @@ class HeadOptions(RunOptions):
     """The options for a head that reads hidden states, with defaults of its own."""
 
     steps_per_teacher_pass: ClassVar[int] = 1
+    top_k: ClassVar[int] = 16  # which are stored for each token
 
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Time for text, hidden states and training: 90s, 20m, 1.5h. Default: 10m."
+        ),
+    ] = None
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=4096, help="Windows of 512 tokens per step.")
+    ] = 4
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="Train for the model in fewer bits: native-8bit, native-6bit, native-5bit or "
+            "native-4bit. A GGUF file keeps its format."
+        ),
+    ] = None
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            help="How the engine native rounds the inputs of quantised matrices: int8 (the "
+            "default), int16 or float."
+        ),
+    ] = None
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3
 
 
@@ -109,16 +160,18 @@ def run_training(
     texts: TextOptions,
     options: RunOptions,
     init_from: Path | None,
+    head_draft_tokens: int | None = None,
 ) -> None:
     """Train the draft that `make_plan` plans, and print its figures and the next command.
 
     kind: of the module that is trained. model: as for `--model`. folder: for the module.
-    init_from: the module to continue from; None: a new one.
+    init_from: the module to continue from; None: a new one. head_draft_tokens: of a draft head;
+    None: the draft is of another kind.
 
     Raises: BadParameter, ModelError, ModuleError, TaskError, SearchError.
     """
     require_usage(
-        bool(texts.task or texts.data or texts.self_generated),
+        bool(head_draft_tokens or texts.task or texts.data or texts.self_generated),
         "say what to train on: --task, --data or --self-generated",
     )
     require_usage(
@@ -130,7 +183,8 @@ def run_training(
     from skipsearch.drafters.trained.module_weights import check_card
     from skipsearch.tasks import load_task
     from skipsearch.training.corpus import read_corpus
-    from skipsearch.training.driver import train, with_limits
+    from skipsearch.training.driver import collect_head_corpus, train, with_limits
+    from skipsearch.training.head_text import Requests
     from skipsearch.training.trainer import TrainSettings
     from skipsearch.tuning.settings import parse_duration
 
@@ -141,6 +195,7 @@ def run_training(
             batch_size=options.batch_size,
             learning_rate=options.learning_rate,
             seed=options.seed,
+            top_k=options.top_k,
             steps_per_teacher_pass=options.steps_per_teacher_pass,
             temperature=max(TrainSettings.temperature, sampled),
         ),
@@ -149,24 +204,38 @@ def run_training(
     )
     warn([*task.notes] if task else [])
     card = _read_card(init_from)
-    dtype = _fast_dtype(options.device) if options.dtype == "auto" else options.dtype
-    adapter = load_cli_model(
-        model, LoadOptions(options.device, dtype, engine="hf", threads=options.threads)
-    )
+    adapter = load_cli_model(model, _loading(model, options))
     if card is not None:  # before the model writes text for minutes
         check_card(card, kind, adapter.spec, str(init_from))
+    data = texts.data or []
     with TrainView(err) as view:
-        corpus = read_corpus(
-            adapter,
-            texts.data or [],
-            task,
-            texts.self_generated,
-            options.seed,
-            view,
-            texts.tokens,
-            texts.temperature,
-            texts.data_license,
-        )
+        if head_draft_tokens:
+            requests = Requests(
+                adapter, data, task, texts.self_generated, texts.temperature, options.seed
+            )
+            corpus, settings = collect_head_corpus(
+                adapter,
+                requests,
+                folder,
+                settings,
+                texts.tokens,
+                head_draft_tokens,
+                texts.data_license,
+                view,
+                options.force,
+            )
+        else:
+            corpus = read_corpus(
+                adapter,
+                data,
+                task,
+                texts.self_generated,
+                options.seed,
+                view,
+                texts.tokens,
+                texts.temperature,
+                texts.data_license,
+            )
         result = train(
             make_plan(adapter, corpus, view),
             corpus,
@@ -174,7 +243,7 @@ def run_training(
             settings,
             options.extra_memory,
             view,
-            options.force,
+            options.force and not head_draft_tokens,
         )
     before, after = result.alpha
     following = f"skipsearch tune --model {model} --task {texts.task or 'TASK'} --modules {folder}"
@@ -212,6 +281,27 @@ def _read_card(init_from: Path | None) -> ModuleCard | None:
     from skipsearch.drafters.trained.module_files import read_module_header
 
     return None if init_from is None else read_module_header(init_from).card
+
+
+def _loading(model: str, options: RunOptions) -> LoadOptions:
+    """Return how a model is loaded: unmodified, or as it verifies if its weights are in blocks."""
+    from skipsearch.models.loading.aliases import find_packaged_model
+    from skipsearch.models.loading.gguf_model import is_gguf
+    from skipsearch.models.loading.placement import pick_device
+
+    dtype = _fast_dtype(options.device) if options.dtype == "auto" else options.dtype
+    if isinstance(options, HeadOptions):
+        is_file = is_gguf(find_packaged_model(model)) and pick_device(options.device).type == "cpu"
+        if is_file or options.quantization is not None:
+            return LoadOptions(
+                options.device,
+                options.dtype,
+                options.quantization,
+                options.activations,
+                "native",
+                options.threads,
+            )
+    return LoadOptions(options.device, dtype, engine="hf", threads=options.threads)
 
 
 def _fast_dtype(device: str) -> str:

@@ -21,6 +21,7 @@ from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner
 from skipsearch.replay.workload import make_workload
 from skipsearch.tasks.task import Task
+from skipsearch.training.feature_file import NO_TEXT, FeatureFile
 from skipsearch.tuning.events import StageProgress, StageStarted
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
@@ -41,6 +42,15 @@ class Corpus:
     validation: Tensor  # [M, T], never trained on
     description: str  # for the card
     licence: str  # for the card
+    features: FeatureFile | None = None  # whose rows the windows hold in place of tokens
+
+    def list_prompts(self, most: int) -> list[list[int]]:
+        """Return beginnings of the validation text that a model may continue."""
+        if self.features is None:
+            return [row[: len(row) // 2].tolist() for row in self.validation[:most]]
+        numbers = self.features.list_rows(self.validation.flatten()).text_numbers.unique().tolist()
+        texts = [self.features.texts[i] for i in numbers if i != NO_TEXT]
+        return [t.tokens[: t.n_prompt or len(t.tokens) // 2] for t in texts[:most]]
 
 
 def read_corpus(
@@ -69,7 +79,7 @@ def read_corpus(
         on_event(StageStarted("reading text"))
         texts = [text for path in data for text in read_documents(path)]
         if task is not None:
-            _refuse_holdout(task, texts)
+            refuse_holdout(task, texts)
         windows = token_windows(model.tokenizer, texts, length, spec.eos_token_ids)
         beginnings = list_beginnings(model.tokenizer, texts, longest, length)
         sources.append(", ".join(path.name for path in data))
@@ -108,7 +118,7 @@ def _shuffle(windows: Tensor, seed: int) -> Tensor:
     return windows[torch.randperm(len(windows), generator=generator)]
 
 
-def _refuse_holdout(task: Task, texts: list[str]) -> None:
+def refuse_holdout(task: Task, texts: list[str]) -> None:
     """Raise ModuleError if a hold-out prompt occurs in the training text."""
     text = "\n".join(texts)
     for prompt in task.holdout:

@@ -5,16 +5,19 @@ pass over the text. Depth d reads the output of depth d − 1 at the position be
 attends to the keys that decoding has in that step: those of depth 0 up to position j − d, those of
 depths 1 … d − 1 that the same round made, and itself.
 
-The teacher's output does not change, so it is computed once for each text, as far as memory allows.
+The teacher's output does not change, so it is computed once for each text, and read from a file.
+Several texts share a window of rows, and attend to themselves alone.
 Sources: DeepSeek-V3 (arXiv 2412.19437), section 2.2; FastMTP (2509.18362), section 3.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skipsearch.core.reading import Reading, Vocabulary
@@ -28,32 +31,61 @@ from skipsearch.drafters.mtp.weights import (
 )
 from skipsearch.engine import no_grad, run_layers
 from skipsearch.engine.draft_model import can_restrict_head, make_draft_model
+from skipsearch.engine.native import NativeAdapter
 from skipsearch.models import weight_overlay
+from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.models.fused.unfused_layer import unfuse_last_layer
+from skipsearch.models.head_rows import HeadRows, fill_up
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
-from skipsearch.models.memory import free_memory
 from skipsearch.training.distill_batch import TeacherTargets, compute_teacher_targets, max_head_rows
+from skipsearch.training.feature_file import NO_TEXT, FeatureFile, Features
 from skipsearch.training.students import make_appended_layer_trainable
 
-CACHE_FRACTION = 0.25  # of the free memory, for the teacher's output
-TEACHER_TEXTS = 64  # texts that the teacher reads at once
+TEACHER_TEXTS = 64  # texts that the fit reads at once
 FIT_ROWS_PER_INPUT = 12  # rows of text for each input of the projection, in the initial fit
 MAX_FIT_TEXTS = 512
 RIDGE = 1e-3  # of the mean square of an input
 
 
-def choose_vocabulary(texts: Tensor, size: int, vocab_size: int) -> Vocabulary | None:
+def choose_vocabulary(tokens: Iterable[int], size: int, vocab_size: int) -> Vocabulary | None:
     """Return the tokens that a head is trained to draft; None: all.
 
-    Half of them are the lowest ids, and the others the most frequent tokens of the texts [N, T].
-    If the texts have fewer, more of the lowest ids are taken.
+    They are the most frequent of `tokens`. If these are fewer, the lowest ids are added.
     """
     if size <= 0 or size >= vocab_size:
         return None
-    lowest = size // 2
-    counts = Counter(token for token in texts.flatten().tolist() if token >= lowest)
-    frequent = [token for token, _ in counts.most_common(size - lowest)]
-    return Vocabulary.from_ids(frequent, size - len(frequent))
+    frequent = [token for token, _ in Counter(tokens).most_common(size)]
+    lowest, missing = 0, size - len(frequent)
+    known = set(frequent)
+    while missing:
+        missing -= lowest not in known
+        lowest += 1
+    return Vocabulary.from_ids(frequent, lowest)
+
+
+@dataclass(frozen=True)
+class HeadLesson:
+    """Texts of one length with the full model's output, [B, T, …]."""
+
+    tokens: Tensor
+    hidden: Tensor  # output of the last layer
+    targets: TeacherTargets  # −1: a token that the head has no row for, with probability 0
+    # The text of each position, and whether a round of drafts may start there, [B, T]. None: each
+    # row is one text, and every position counts.
+    text_numbers: Tensor | None = None
+    starts_round: Tensor | None = None
+
+    def counts(self, depth: int) -> Tensor | None:
+        """Return which rows of a draft step are trained on, [B, T − 1 − depth]; None: all.
+
+        The round starts in the answer, and the drafted token is in the same text.
+        """
+        if self.text_numbers is None or self.starts_round is None:
+            return None
+        begun = self.text_numbers[:, : -1 - depth]
+        drafted = F.pad(self.text_numbers[:, 2 + depth :], (0, 1), value=NO_TEXT)
+        return self.starts_round[:, : -1 - depth] & (begun == drafted)
 
 
 class _StepwiseCache(KVCache):
@@ -81,33 +113,27 @@ class DraftHeadStudent:
 
     fit_texts: [N, T], text for the initial fit of the projection; None: it is loaded afterwards.
     vocabulary: tokens to which the loss is restricted; None: all.
+    features: the full model's output at the rows of windows, [N, T], which then replace texts;
+    None: the full model runs in each step.
     """
 
     def __init__(
         self,
-        model: HFAdapter,
+        model: HFAdapter | NativeAdapter,
         fit_texts: Tensor | None,
         vocabulary: Vocabulary | None = None,
         draft_length: int = 3,
+        features: FeatureFile | None = None,
     ):
-        self.model, self.draft_length = model, draft_length
+        self.model, self.draft_length, self.features = model, draft_length, features
         n, width = model.spec.n_layers, model.spec.hidden_size
         wide = torch.promote_types(model.spec.dtype, torch.float32)
-        adapter = weight_overlay.append_layer(model, n - 1)
-        assert isinstance(adapter, HFAdapter)
+        self._rows: HeadRows | None = None  # of the head, by token
+        self.adapter, self._layer = self._copy_last_layer(vocabulary)
         self.parameters = make_appended_layer_trainable(
-            adapter, n, weight_overlay.SUBLAYER_KINDS, LAYER_PREFIX
+            self.adapter, self._layer, weight_overlay.SUBLAYER_KINDS, LAYER_PREFIX
         )
         ones = torch.ones(width, dtype=wide, device=model.spec.device)
-        self._cached: dict[tuple[int, bytes], tuple[Tensor, ...]] = {}
-        self._cache_bytes = int(CACHE_FRACTION * free_memory(model.spec.device))
-        self._rows: Any = None  # of the head, by token
-        if vocabulary is not None and can_restrict_head(adapter):
-            draft_model = make_draft_model(adapter, Reading(vocabulary=vocabulary))
-            assert draft_model.new_head is not None
-            self._rows = draft_model.new_head()
-            adapter = draft_model.restrict(self._rows)  # type: ignore[assignment]
-        self.adapter = adapter
         projection = (
             torch.zeros(width, 2 * width, device=model.spec.device)
             if fit_texts is None
@@ -122,6 +148,7 @@ class DraftHeadStudent:
             "kind": "mtp",
             "ahead": draft_length,
             "vocabulary": None if vocabulary is None else vocabulary.model_dump(),
+            "features": None if features is None else features.sha256,
         }
         skipped = tuple(range(n - 1))
         self.card = {
@@ -136,59 +163,95 @@ class DraftHeadStudent:
         n_values = sum(parameter.numel() for parameter in self.parameters.values())
         self.extra_bytes = n_values * model.spec.dtype.itemsize
 
+    def _copy_last_layer(self, vocabulary: Vocabulary | None) -> tuple[HFAdapter, int]:
+        """Return a model with a copy of the last layer and of the final norm, and its number."""
+        model = self.model
+        if isinstance(model, NativeAdapter):
+            vocab_size = model.spec.vocab_size
+            ids = torch.arange(vocab_size)
+            if vocabulary is not None:
+                ids = torch.tensor(fill_up(vocabulary.token_ids(), vocab_size, 1))
+                self._rows = HeadRows(vocab_size, ids)
+            return unfuse_last_layer(model.fused_model, ids), 0
+        adapter = weight_overlay.append_layer(model, model.spec.n_layers - 1)
+        assert isinstance(adapter, HFAdapter)
+        if vocabulary is not None and can_restrict_head(adapter):
+            draft_model = make_draft_model(adapter, Reading(vocabulary=vocabulary))
+            assert draft_model.new_head is not None
+            self._rows = draft_model.new_head()
+            adapter = draft_model.restrict(self._rows)  # type: ignore[assignment]
+        return adapter, model.spec.n_layers
+
     def head(self, h: Tensor) -> Tensor:
         return self.adapter.head(h)
 
     @no_grad
-    def run_teacher(self, texts: Tensor, top_k: int) -> tuple[Tensor, Tensor, TeacherTargets]:
-        """Return (texts [B, T], output of the last layer [B, T, H], targets), from memory if there.
-
-        A target that the head has no row for is −1, with probability 0.
-        """
-        keys = [(top_k, row.tobytes()) for row in texts.cpu().numpy()]
-        fresh = dict[tuple[int, bytes], tuple[Tensor, ...]]()
-        missing = [i for i, key in enumerate(keys) if key not in self._cached]
-        for part in (missing[i : i + TEACHER_TEXTS] for i in range(0, len(missing), TEACHER_TEXTS)):
-            hidden, _ = self._run_full_model(texts[part])
+    def run_teacher(self, texts: Tensor, top_k: int) -> HeadLesson:
+        """Return what is taught about texts, or about windows of features, [B, T]."""
+        if self.features is None:
+            hidden, _ = run_full_model(self.model, texts)
             targets = compute_teacher_targets(self.model, hidden, top_k)
-            tokens, probs = targets.tokens, targets.probs
-            if self._rows is not None:
-                tokens = self._rows.rows_of(tokens)
-                probs = probs.masked_fill(tokens < 0, 0.0)
-            stored = (hidden, tokens.to(torch.int32), probs.to(hidden.dtype))
-            fresh |= {keys[i]: row for i, row in zip(part, zip(*stored, strict=True), strict=True)}
-        for key, row in fresh.items():
-            n_bytes = sum(tensor.nbytes for tensor in row)
-            if n_bytes <= self._cache_bytes:
-                self._cached[key] = tuple(tensor.clone() for tensor in row)
-                self._cache_bytes -= n_bytes
-        rows = [self._cached.get(key) or fresh[key] for key in keys]
-        hidden, tokens, probs = (torch.stack(parts) for parts in zip(*rows, strict=True))
-        return texts, hidden, TeacherTargets(tokens.long(), probs.float())
+            return HeadLesson(texts, hidden, self._find_rows(targets))
+        device, shape = self.model.spec.device, texts.shape
+        rows = texts.cpu().flatten()
+        read, stored = self.features.read(rows), self.features.list_rows(rows)
+        tokens, probs = (
+            values[:, :top_k].unflatten(0, shape).to(device)
+            for values in (read.targets.tokens, read.targets.probs)
+        )
+        return HeadLesson(
+            stored.tokens.view(shape).to(device),
+            read.hidden.unflatten(0, shape).to(device, self.model.spec.dtype),
+            self._find_rows(TeacherTargets(tokens, probs)),
+            stored.text_numbers.view(shape).to(device),
+            stored.starts_round.view(shape).to(device),
+        )
 
-    def run_draft(
-        self, teacher_output: tuple[Tensor, Tensor, TeacherTargets], offset: int
-    ) -> tuple[Tensor, TeacherTargets]:
+    def _find_rows(self, targets: TeacherTargets) -> TeacherTargets:
+        """Return targets by rows of the head."""
+        if self._rows is None:
+            return targets
+        tokens = self._rows.rows_of(targets.tokens)
+        return TeacherTargets(tokens, targets.probs.masked_fill(tokens < 0, 0.0))
+
+    def run_draft(self, lesson: HeadLesson, offset: int) -> tuple[Tensor, TeacherTargets]:
         """Return (input of the draft's head [B, R, H], targets) of all depths, one after the other.
 
-        Depth d (from 0) has the rows d … T − 2. offset: not used.
+        Depth d (from 0) has the rows d … T − 2. If not all of them count, those that do are in one
+        text, [1, R, H]. offset: not used.
         """
-        texts, hidden, targets = teacher_output
-        n_rows = texts.shape[1] - 1
-        embedded, states = self._embed(texts[:, 1:]), hidden[:, :-1]
-        cache, outputs = _StepwiseCache(self.model.spec.n_layers + 1, len(texts)), list[Tensor]()
+        outputs = self._run_depths(lesson)
+        targets = [self._targets_of(lesson, depth) for depth in range(self.draft_length)]
+        counted = [lesson.counts(depth) for depth in range(self.draft_length)]
+
+        def join(parts: Sequence[Tensor]) -> Tensor:
+            if counted[0] is None:
+                return torch.cat(list(parts), dim=1)
+            chosen = [part[count] for part, count in zip(parts, counted, strict=True)]
+            return torch.cat(chosen)[None]
+
+        return join(outputs), TeacherTargets(
+            join([target.tokens for target in targets]), join([target.probs for target in targets])
+        )
+
+    def _run_depths(self, lesson: HeadLesson) -> list[Tensor]:
+        """Return the output of each draft step at all of its rows, [B, T − 1 − depth, H]."""
+        n_rows, numbers = lesson.tokens.shape[1] - 1, lesson.text_numbers
+        embedded, states = self._embed(lesson.tokens[:, 1:]), lesson.hidden[:, :-1]
+        cache = _StepwiseCache(self._layer + 1, len(lesson.tokens))
+        outputs = list[Tensor]()
         for depth in range(self.draft_length):
             x = self.mix(embedded[:, depth:], states)
-            plan = plan_depth(n_rows, depth, texts.device)
-            outputs.append(
-                self.adapter.block(self.model.spec.n_layers, x, cache, plan, attn=True, mlp=True)
+            plan = plan_depth(
+                n_rows, depth, x.device, text_numbers=None if numbers is None else numbers[:, :-1]
             )
+            outputs.append(self.adapter.block(self._layer, x, cache, plan, attn=True, mlp=True))
             states = outputs[-1][:, :-1]
-        chosen = [slice(1 + depth, None) for depth in range(self.draft_length)]
-        return torch.cat(outputs, dim=1), TeacherTargets(
-            torch.cat([targets.tokens[:, rows] for rows in chosen], dim=1),
-            torch.cat([targets.probs[:, rows] for rows in chosen], dim=1),
-        )
+        return outputs
+
+    def _targets_of(self, lesson: HeadLesson, depth: int) -> TeacherTargets:
+        rows = slice(1 + depth, None)
+        return TeacherTargets(lesson.targets.tokens[:, rows], lesson.targets.probs[:, rows])
 
     @no_grad
     def measure_alpha_by_depth(self, texts: Tensor) -> list[float]:
@@ -197,25 +260,27 @@ class DraftHeadStudent:
         texts: [N, T]. Rounds in which the text is not what the model would choose count up to that
         token.
         """
-        n_rows = texts.shape[1] - 1
         accepted = torch.zeros(self.draft_length)
         reached_count = torch.zeros(self.draft_length)
         for batch in texts.split(16):
-            output = self.run_teacher(batch.long().to(self.model.spec.device), 1)
-            hidden, targets = self.run_draft(output, 0)
-            rows, max_rows = hidden.flatten(0, 1), max_head_rows(self.model)
-            choice = torch.cat(
-                [self.head(some[None])[0].argmax(-1) for some in rows.split(max_rows)]
-            )
-            agrees = choice.view(hidden.shape[:2]) == targets.tokens[..., 0]
-            following = output[0][:, 2:]
+            lesson = self.run_teacher(batch.long().to(self.model.spec.device), 1)
+            following = lesson.tokens[:, 2:]
             if self._rows is not None:
                 following = self._rows.rows_of(following)
-            follows = output[2].tokens[:, 1:-1, 0] == following  # the model would choose the text
-            reached = torch.ones_like(agrees[:, :n_rows])
-            for depth, right in enumerate(
-                agrees.split([n_rows - depth for depth in range(self.draft_length)], dim=1)
-            ):
+            # Whether the model would choose the text.
+            follows = lesson.targets.tokens[:, 1:-1, 0] == following
+            reached = None
+            for depth, states in enumerate(self._run_depths(lesson)):
+                counted = lesson.counts(depth)
+                if counted is None:
+                    counted = torch.ones_like(states[..., 0], dtype=torch.bool)
+                reached = counted if reached is None else counted & reached
+                choice = torch.full_like(reached, -2, dtype=torch.long)
+                rows, max_rows = states[reached], max_head_rows(self.model)
+                choice[reached] = torch.cat(
+                    [self.head(some[None])[0].argmax(-1) for some in rows.split(max_rows)]
+                )
+                right = choice == self._targets_of(lesson, depth).tokens[..., 0]
                 accepted[depth] += (right & reached).sum().cpu()
                 reached_count[depth] += reached.sum().cpu()
                 reached = (right & reached)[:, :-1] & follows[:, depth:]
@@ -225,19 +290,6 @@ class DraftHeadStudent:
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         with torch.no_grad():
             return self.model.embed(tokens, positions)
-
-    def _run_full_model(self, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output and the input of the last layer, [B, T, H] each."""
-        model, inputs = self.model, dict[int, Tensor]()
-        plan = Planner(texts.shape[1], texts.device).plan_chain(0, texts.shape[1], len(texts))
-        hidden = run_layers(
-            model,
-            model.embed(texts, plan.positions),
-            model.new_cache(len(texts), texts.shape[1]),
-            plan,
-            tap=inputs.__setitem__,
-        )
-        return hidden, inputs[model.spec.n_layers - 1]
 
     @no_grad
     def _fit_projection(self, texts: Tensor) -> Tensor:
@@ -256,13 +308,56 @@ class DraftHeadStudent:
         gram = torch.zeros(2 * width, 2 * width, dtype=torch.float64, device=device)
         cross = torch.zeros(2 * width, width, dtype=torch.float64, device=device)
         for part in texts[:n_texts].split(TEACHER_TEXTS):
-            batch = part.long().to(device)
-            hidden, last_input = self._run_full_model(batch)
-            inputs = mix(self._embed(batch[:, 1:]).float(), hidden[:, :-1].float()).flatten(0, 1)
-            wanted = last_input[:, 1:].float().flatten(0, 1)
+            tokens, hidden, last_input, same_text = self._read_fit_rows(part)
+            inputs = mix(self._embed(tokens[:, 1:]).float(), hidden[:, :-1].float())[same_text]
+            wanted = last_input[:, 1:].float()[same_text]
             weights = wanted.square().mean(dim=-1, keepdim=True).clamp(min=1e-6).rsqrt()
             inputs, wanted = inputs * weights, wanted * weights
             gram += (inputs.T @ inputs).double()
             cross += (inputs.T @ wanted).double()
         gram += RIDGE * gram.diagonal().mean() * identity.double()
         return torch.linalg.solve(gram, cross).T.contiguous()
+
+    def _read_fit_rows(self, texts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return (tokens [B, T], output and input of the last layer [B, T, H], rows [B, T − 1]).
+
+        rows: whether the next token is of the same text."""
+        device, shape = self.model.spec.device, texts.shape
+        if self.features is None:
+            tokens = texts.long().to(device)
+            rows = torch.ones(shape[0], shape[1] - 1, dtype=torch.bool, device=device)
+            return tokens, *run_full_model(self.model, tokens), rows
+        read = self.features.read(texts.flatten())
+        stored = self.features.list_rows(texts.flatten())
+        tokens, hidden, last_input, numbers = (
+            values.unflatten(0, shape).to(device)
+            for values in (stored.tokens, read.hidden, read.last_input, stored.text_numbers)
+        )
+        rows = (numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] != NO_TEXT)
+        return tokens, hidden, last_input, rows
+
+
+@no_grad
+def run_full_model(model: ModelAdapter, texts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the output and the input of the last layer, [B, T, H] each. texts: [B, T]."""
+    inputs = dict[int, Tensor]()
+    plan = Planner(texts.shape[1], texts.device).plan_chain(0, texts.shape[1], len(texts))
+    hidden = run_layers(
+        model,
+        model.embed(texts, plan.positions),
+        model.new_cache(len(texts), texts.shape[1]),
+        plan,
+        tap=inputs.__setitem__,
+    )
+    return hidden, inputs[model.spec.n_layers - 1]
+
+
+@no_grad
+def compute_features(model: ModelAdapter, tokens: Sequence[int], top_k: int) -> Features:
+    """Return the features of a text, from one pass of the full model.
+
+    A model that rounds the inputs of its matrices rounds them here as it does when it verifies.
+    """
+    hidden, last_input = run_full_model(model, torch.tensor([tokens], device=model.spec.device))
+    targets = compute_teacher_targets(model, hidden, top_k)
+    return Features(hidden[0], last_input[0], TeacherTargets(targets.tokens[0], targets.probs[0]))

@@ -1,7 +1,8 @@
 """The driver of a training, from text to a module (a file of trained weights).
 
 text      read from files, from a task's calibration prompts, or written by the model; a part of it
-          is kept for validation
+          is kept for validation; for a draft head, with the full model's hidden states
+          (`training/head_text.py`)
 plan      choose a student: the kept sub-layers of a mask, an adapter after an early exit, or
           mask-token embeddings; the mask is a profile's, or the one whose untrained draft agrees
           most often with the full model
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -24,6 +26,7 @@ from torch import Tensor
 from skipsearch.core.files import make_private_dir
 from skipsearch.core.machine import describe_machine
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Vocabulary
 from skipsearch.core.sizes import parse_bytes
 from skipsearch.drafters.s3d.weights import MASK_EMBEDDINGS
 from skipsearch.drafters.trained.card import ModuleCard, TrainingRecord
@@ -35,6 +38,7 @@ from skipsearch.drafters.trained.module_weights import (
     make_base,
     save_module,
 )
+from skipsearch.engine.native import NativeAdapter
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.models import weight_overlay
 from skipsearch.models.adapter import ModelAdapter
@@ -43,8 +47,10 @@ from skipsearch.models.families.table import FAMILIES
 from skipsearch.replay.replay import Replay
 from skipsearch.replay.trained_replay import load_trained_draft
 from skipsearch.training.corpus import Corpus
-from skipsearch.training.distill_batch import max_head_rows
-from skipsearch.training.draft_head_student import DraftHeadStudent, choose_vocabulary
+from skipsearch.training.distill_batch import TeacherTargets, max_head_rows
+from skipsearch.training.draft_head_student import DraftHeadStudent, HeadLesson, choose_vocabulary
+from skipsearch.training.feature_file import FeatureFile, remove_features
+from skipsearch.training.head_text import PACKED_TOKENS, Requests, TextLimits, collect_text
 from skipsearch.training.mask_selection import prune_mask, select_mask
 from skipsearch.training.students import (
     AdaptedStudent,
@@ -63,6 +69,7 @@ MASK_SELECTION_LOGITS = 2**25
 DRAFT_ONE_IN = 8  # a chosen mask keeps one sub-layer in this many
 REPLAY_PROMPTS, REPLAY_TOKENS = 24, 48  # prompts, and tokens after each
 DEFAULT_HEAD_TOKENS = 8000  # tokens that a head is trained to draft
+PROBE_TOKENS = 256  # on which the speed of a head's training is measured
 CHECKPOINT = "training.pt"
 T = TypeVar("T")
 
@@ -319,18 +326,81 @@ def plan_mtp(
     draft steps that it is trained on. init_from: the file of a head to start from, which then also
     names the vocabulary. Raises: ModuleError, ModelError.
     """
-    base, start = _require_hf(model), _load_start(model, "mtp", init_from)
+    base = model if isinstance(model, NativeAdapter) else _require_hf(model)
+    start, features = _load_start(model, "mtp", init_from), corpus.features
     if start is not None:
         vocabulary = start.card.vocabulary
         n_tokens = 0 if vocabulary is None else len(vocabulary.token_ids())
         start.read_option("--vocabulary", vocabulary_size, n_tokens)
-        return _plan_from(DraftHeadStudent(base, None, vocabulary, draft_tokens), start)
+        return _plan_from(DraftHeadStudent(base, None, vocabulary, draft_tokens, features), start)
     if vocabulary_size is None:
         vocabulary_size = DEFAULT_HEAD_TOKENS
-    vocabulary = choose_vocabulary(corpus.windows, vocabulary_size, model.spec.vocab_size)
+    tokens = corpus.windows.flatten()
+    if features is not None:
+        known = features.list_rows(tokens)
+        tokens = known.tokens[known.starts_round]
+    vocabulary = choose_vocabulary(tokens.tolist(), vocabulary_size, model.spec.vocab_size)
     on_event(StageStarted("fitting the head's projection"))
-    student = DraftHeadStudent(base, corpus.windows, vocabulary, draft_tokens)
+    student = DraftHeadStudent(base, corpus.windows, vocabulary, draft_tokens, features)
     return TrainingPlan(student)
+
+
+def collect_head_corpus(
+    model: ModelAdapter,
+    requests: Requests,
+    out: Path,
+    settings: TrainSettings,
+    n_tokens: int,
+    draft_tokens: int = 3,
+    licence: str = "not stated",
+    on_event: TrainListener = lambda event: None,
+    restart: bool = False,
+) -> tuple[Corpus, TrainSettings]:
+    """Write the text of a draft head to a folder; return it and the settings for the time left.
+
+    settings: its seconds are for text, features and training together. n_tokens: the most tokens.
+    restart: discard what an interrupted training left. Raises: ModuleError.
+    """
+    if restart:
+        remove_features(out)
+        (out / CHECKPOINT).unlink(missing_ok=True)
+    if settings.steps is not None:
+        n_tokens = min(n_tokens, settings.steps * settings.batch_size * PACKED_TOKENS)
+    facts = model.spec.facts() | {"requests": requests.sha256, "top_k": settings.top_k}
+    file = FeatureFile(out, facts, model.spec.hidden_size, settings.top_k)
+    rate = _measure_training_rate(model, draft_tokens)
+    limits = TextLimits(settings.seconds, rate, n_tokens)
+    is_complete = (out / CHECKPOINT).exists()
+    corpus = collect_text(
+        model, requests, file, settings.top_k, limits, licence, on_event, is_complete
+    )
+    left_s = None if settings.seconds is None else max(1.0, settings.seconds - file.seconds)
+    on_event(
+        Notice(
+            f"{len(file.texts)} texts with {file.n_tokens:,} tokens took {file.seconds:.0f} s; "
+            f"training takes {60 * rate:,.0f} tokens a minute"
+            + ("" if left_s is None else f" and has {left_s:.0f} s")
+        )
+    )
+    return corpus, replace(settings, seconds=left_s)
+
+
+def _measure_training_rate(model: ModelAdapter, draft_tokens: int) -> float:
+    """Return the tokens of text per second that a training of a draft head reads."""
+    base = model if isinstance(model, NativeAdapter) else _require_hf(model)
+    size = min(model.spec.vocab_size - 1, DEFAULT_HEAD_TOKENS)
+    student = DraftHeadStudent(base, None, Vocabulary(lowest=size, tokens=""), draft_tokens)
+    tokens = torch.arange(PROBE_TOKENS, device=model.spec.device)[None] % size
+    trainer = Trainer(student, tokens, TrainSettings(steps=1, seconds=None))
+    hidden = torch.ones(*tokens.shape, model.spec.hidden_size, dtype=model.spec.dtype)
+    targets = TeacherTargets(tokens[..., None], torch.ones(*tokens.shape, 1).to(tokens.device))
+    lesson = HeadLesson(tokens, hidden.to(tokens.device), targets)
+    for _ in range(2):  # the first run allocates memory
+        started = perf_counter()
+        with make_autocast(model):
+            trainer.accumulate_gradients(lesson, 0)
+        rate = PROBE_TOKENS / max(1e-6, perf_counter() - started)
+    return rate
 
 
 def train(
@@ -368,12 +438,13 @@ def train(
     )
     trainer.run(checkpoint, on_event)
     text, earlier = corpus.description, None
+    n_read = trainer.tokens_read if corpus.features is None else corpus.features.n_tokens
     if plan.start is not None:
         text, earlier = f"from {plan.start.path.name} on: {text}", plan.start.card.trained
     trained = TrainingRecord(
         text=text[:300],
         licence=corpus.licence[:300],
-        tokens=trainer.tokens_read + (earlier.tokens if earlier else 0),
+        tokens=n_read + (earlier.tokens if earlier else 0),
         rows=trainer.n_rows + (earlier.rows if earlier else 0),
         steps=trainer.n_steps + (earlier.steps if earlier else 0),
         seconds=round(trainer.seconds + (earlier.seconds if earlier else 0.0), 1),
@@ -389,6 +460,7 @@ def train(
     path = out / student.file_name
     save_module(path, card, trainer.export_tensors())
     checkpoint.unlink(missing_ok=True)
+    remove_features(out)
     on_event(StageStarted("replaying text that was kept aside"))
     ref = make_reference(path, path.name)
     return TrainingResult(
@@ -423,9 +495,8 @@ def _replay_alpha(
     An untrained early exit drafts with the head alone, without an adapter. A draft head has no
     untrained mask.
     """
-    prompts = [row[: len(row) // 2].tolist() for row in corpus.validation[:REPLAY_PROMPTS]]
     try:
-        replay = Replay(model, prompts, REPLAY_TOKENS, 6)
+        replay = Replay(model, corpus.list_prompts(REPLAY_PROMPTS), REPLAY_TOKENS, 6)
     except SearchError:  # the model ends every continuation after one token
         return None, None
     draft = load_trained_draft(model, make_reference(path, path.name), [path.parent])

@@ -18,6 +18,7 @@ from skipsearch.drafters.s3d.weights import MASK_EMBEDDINGS, MultiTokenDraft
 from skipsearch.drafters.trained.module_weights import DOWN_SUFFIX, UP_SUFFIX
 from skipsearch.engine import no_grad, run_layers
 from skipsearch.models import weight_overlay
+from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.kv_cache import KVCache, Planner
 from skipsearch.training.distill_batch import (
@@ -34,13 +35,16 @@ from skipsearch.training.distill_batch import (
 class Student(Protocol):
     """A draft with trainable weights."""
 
-    model: HFAdapter  # the full model
     parameters: dict[str, nn.Parameter]  # trainable weights, by their names in a module file
     facts: dict[str, Any]  # a checkpoint with other facts is of another training
     draft_length: int  # draft tokens that it is trained for
     card: dict[str, Any]  # of its module, without the facts of the training
     file_name: str  # of its module
     extra_bytes: int  # memory that the draft needs in addition to the model
+
+    @property
+    def model(self) -> ModelAdapter:
+        """The full model."""
 
     def run_teacher(self, texts: Tensor, top_k: int) -> Any:
         """Run the full model over texts [B, T]; any number of draft passes may use the output."""

@@ -49,9 +49,10 @@ def test_targets_outside_the_vocabulary_have_no_loss_and_no_agreement() -> None:
     assert int(targets.tokens.max()) < 5
 
 
-def test_a_vocabulary_has_the_frequent_tokens_and_low_ids() -> None:
-    texts = torch.tensor([[50, 50, 60, 60, 60, 70]])
-    found = choose_vocabulary(texts, 4, 100)
-    assert found is not None
-    assert found.token_ids() == (0, 1, 50, 60)
+def test_a_vocabulary_has_the_most_frequent_tokens_then_the_lowest_ids() -> None:
+    texts = [50, 50, 60, 60, 60, 70]
+    for size, ids in ((2, (50, 60)), (4, (0, 50, 60, 70)), (5, (0, 1, 50, 60, 70))):
+        found = choose_vocabulary(texts, size, 100)
+        assert found is not None
+        assert found.token_ids() == ids
     assert choose_vocabulary(texts, 0, 100) is None

@@ -37,6 +37,12 @@ class TrainedFor(FrozenModel):
     weights_sha256: Sha256 | None = Field(
         description="null where the model was not loaded from files"
     )
+    quantization: Text | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="the format of the weights and the rounding of activations that it imitates; "
+        "left out: it was trained on unquantised passes",
+    )
 
 
 class TrainingRecord(FrozenModel):

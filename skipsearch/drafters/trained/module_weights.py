@@ -169,7 +169,12 @@ def merge_one(weight: Tensor, down: Tensor, up: Tensor, name: str) -> Tensor:
 def make_base(spec: ModelSpec) -> TrainedFor:
     """Return the entry `base` of a card: the model that a module is trained for."""
     return TrainedFor(
-        id=spec.id, family=spec.family, n_layers=spec.n_layers, weights_sha256=spec.weights_sha256
+        id=spec.id,
+        family=spec.family,
+        n_layers=spec.n_layers,
+        weights_sha256=spec.weights_sha256,
+        # Other engines unpack weights, and drafts trained there are used with any format.
+        quantization=spec.quantization if spec.engine == "native" else None,
     )
 
 
@@ -184,7 +189,8 @@ def check_base(base: TrainedFor, spec: ModelSpec, name: str) -> None:
     """Raise ModuleError if a module is for another model.
 
     A model is another one if its family or depth differs, or if both name their weights by hash and
-    the hashes differ.
+    the hashes differ. A module that was trained for a format of weights and a rounding of
+    activations drafts for these alone, since it imitates their errors.
     """
     wrong = None
     if (base.family, base.n_layers) != (spec.family, spec.n_layers):
@@ -200,6 +206,9 @@ def check_base(base: TrainedFor, spec: ModelSpec, name: str) -> None:
             f"has other weights (hash {str(base.weights_sha256)[:12]}…) than {spec.id} here "
             f"({str(spec.weights_sha256)[:12]}…)"
         )
+    elif base.quantization not in (None, spec.quantization):
+        here = spec.quantization or spec.dtype_name
+        wrong = f"ran as {base.quantization}, and runs as {here} here"
     if wrong:
         raise ModuleError(
             f"{name}: this module was trained for {base.id}, which {wrong}; train one for this "

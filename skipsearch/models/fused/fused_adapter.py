@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -99,10 +99,20 @@ class LatestFusedPass(threading.local):
     inputs: PassInputs | None = None
 
 
+@dataclass(frozen=True)
+class FusedFrom:
+    """What a fused model keeps of the modules of transformers that it was made from."""
+
+    config: Any
+    family: Family
+    rotary: Any  # the module of rotary angles; None: there is none
+
+
 class FusedAdapter:
     """A `ModelAdapter` over fused weights."""
 
     pass_runner: PassRunner | None = None
+    origin: FusedFrom | None = None  # None: it was not made from modules
 
     def __init__(
         self,
@@ -276,9 +286,11 @@ def fuse_model(
         layers.append((attention, _fuse_mlp(layer.mlp)))
     norm, unembed, *logit_steps = parts.head_steps
     embedding, matrix = _embedding_and_head(parts, unembed)
-    return FusedAdapter(
+    fused = FusedAdapter(
         spec, embedding, layers, tables, rms_norm_from(norm), matrix, logit_steps, tokenizer
     )
+    fused.origin = FusedFrom(model.config, family, parts.rotary)
+    return fused
 
 
 def _fuse_attention(

@@ -1,0 +1,193 @@
+"""Which text a draft head is trained on: whose requests, in which proportions, and how much."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tuning.small_search import small_model, small_task
+
+from skipsearch.errors import ModuleError
+from skipsearch.models import ModelAdapter, load_adapter
+from skipsearch.training import head_text
+from skipsearch.training.distill_batch import TeacherTargets
+from skipsearch.training.feature_file import NO_ROW, NO_TEXT, FeatureFile, Features, StoredText
+from skipsearch.training.head_text import WAVE, Request, Requests, TextLimits
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def chat_model() -> ModelAdapter:
+    model = load_adapter("demo", device="cpu", engine="hf")
+    model.tokenizer.chat_template = TEMPLATE
+    return model
+
+
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Replace the requests that a model writes; return (first, count) of those that it was asked
+    for.
+    """
+    asked = list[tuple[int, int]]()
+
+    def write(self: Requests, first: int, count: int) -> list[Request]:
+        asked.append((first, count))
+        return [Request((n,), self.own[0].settings) for n in range(first, first + count)]
+
+    monkeypatch.setattr(Requests, "_write_requests", write)
+    return asked
+
+
+def test_without_data_half_are_instructions_and_half_the_models_own_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, requests = written(monkeypatch), Requests(chat_model(), [], None, False, 0.0, 0)
+    waves = [requests.list_wave(number) for number in range(14)]
+    assert {len(wave) for wave in waves} == {WAVE}
+    assert asked[:3] == [(0, 8), (8, 8), (16, 8)]
+    assert asked[-1] == (96 + 16, 16), "after 96 instructions, all are the model's own"
+    every = [request.tokens for wave in waves for request in wave]
+    assert len(every) == len(set(every))
+    assert requests.list_wave(3) == waves[3], "a wave depends on its number alone"
+
+
+def test_data_shifts_the_proportion_towards_the_users_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [json.dumps({"prompt": f"question number {i}"}) for i in range(40)]
+    (tmp_path / "log.jsonl").write_text("\n".join(rows))
+    asked, model = written(monkeypatch), chat_model()
+    requests = Requests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
+    n_given = len(requests.given)
+    assert 12 < n_given < 24, "the hold-out half of `tune --task log.jsonl` is not trained on"
+    first, second = requests.list_wave(0), requests.list_wave(1)
+    given = {request.tokens for request in requests.given}
+    assert sum(r.tokens in given for r in first) == 12
+    assert sum(r.tokens in given for r in second) == n_given - 12
+    assert asked[0] == (0, 2)
+    assert all("<|user|>question" in decode(model, tokens) for tokens in given)
+
+
+def test_prompts_that_a_template_rendered_are_not_rendered_again(tmp_path: Path) -> None:
+    model = chat_model()
+    model.tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
+    rows = [json.dumps({"prompt": f"<|user|>question {i}<|assistant|>"}) for i in range(4)]
+    (tmp_path / "log.jsonl").write_text("\n".join(rows))
+    requests = Requests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
+    assert all(decode(model, r.tokens).count("<|assistant|>") == 1 for r in requests.given)
+
+
+def test_text_is_read_and_no_requests_are_added(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text, and then more of it; " * 200)
+    requests = Requests(chat_model(), [tmp_path / "a.txt"], None, False, 0.0, 0)
+    wave = requests.list_wave(0)
+    assert wave
+    assert all(request.settings is None for request in wave)
+    assert not requests.list_wave(1000)
+    task = small_task()
+    (tmp_path / "b.txt").write_text(f"{task.holdout[0].text} " * 400)
+    with pytest.raises(ModuleError, match="hold-out prompt"):
+        Requests(chat_model(), [tmp_path / "b.txt"], task, False, 0.0, 0)
+
+
+def test_a_model_without_a_template_begins_from_nothing() -> None:
+    requests = Requests(small_model(), [], None, False, 0.0, 0)
+    wave = requests.list_wave(0)
+    assert [request.tokens for request in wave] == [(0,)] * WAVE
+    assert len({request.settings for request in wave}) == WAVE, "each has a seed of its own"
+    texts = head_text._answer(small_model(), wave)
+    assert len({tuple(tokens) for tokens, _ in texts}) > WAVE // 2
+    assert {n_prompt for _, n_prompt in texts} == {1}
+
+
+def decode(model: Any, tokens: tuple[int, ...]) -> str:
+    return str(model.tokenizer.decode(list(tokens)))
+
+
+# --- how much, and where it is stored
+
+
+class FakeFile:
+    n_tokens, seconds = 1000, 50.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "share"),
+    [
+        (TextLimits(None, 1.0, 4000), 0.25),
+        # Six readings of 1,000 tokens at 40 a second take 150 s, and 150 s are left.
+        (TextLimits(200.0, 40.0, 10_000), 1.0),
+        (TextLimits(200.0, 80.0, 10_000), 0.5),
+        # Text that takes most of the time ends although training could read more.
+        (TextLimits(80.0, 1e6, 10_000), 50 / 48),
+        (TextLimits(40.0, 1e6, 10_000), 50 / 24),
+    ],
+)
+def test_there_is_text_enough_if_training_reads_it_six_times_in_the_time_left(
+    limits: TextLimits, share: float
+) -> None:
+    assert limits.share_done(FakeFile()) == pytest.approx(share, rel=1e-3)  # type: ignore[arg-type]
+
+
+def file_here(folder: Path, n_texts: int = 3, facts: int = 0) -> FeatureFile:
+    file = FeatureFile(folder, {"facts": facts}, 4, 2)
+    for n in range(len(file.texts), n_texts):
+        tokens = list(range(10 * n, 10 * n + 5 + n))
+        values = torch.full((len(tokens), 4), float(n))
+        probs = torch.full((len(tokens), 2), 0.5)
+        targets = TeacherTargets(torch.full((len(tokens), 2), n), probs)
+        file.add(StoredText(tokens, 2, 1.0, 0), Features(values, -values, targets))
+    return file
+
+
+def test_a_window_holds_whole_texts_and_says_which(tmp_path: Path) -> None:
+    file = file_here(tmp_path)
+    windows = file.pack_windows([0, 1, 2], 12)
+    assert windows.shape == (2, 12)
+    known = file.list_rows(windows[0])
+    assert known.text_numbers.tolist() == [2] * 7 + [0] * 5
+    assert known.tokens.tolist() == [*range(20, 27), *range(5)]
+    assert known.starts_round.tolist() == [False, *[True] * 6, False, *[True] * 4]
+    assert file.read(windows[0]).hidden[:, 0].tolist() == [2.0] * 7 + [0.0] * 5
+    assert windows[1, 6:].tolist() == [NO_ROW] * 6
+    known = file.list_rows(windows[1])
+    assert known.text_numbers.tolist() == [1] * 6 + [NO_TEXT] * 6
+    assert not known.starts_round[6:].any()
+    [cut] = file.pack_windows([2], 3).tolist()
+    assert file.list_rows(torch.tensor(cut)).tokens.tolist() == [24, 25, 26], "its end"
+
+
+def test_a_file_that_was_cut_short_keeps_its_whole_texts(tmp_path: Path) -> None:
+    file = file_here(tmp_path)
+    index = tmp_path / "features.jsonl"
+    index.write_text(index.read_text()[:-9])
+    again = file_here(tmp_path, 0)
+    assert again.texts == file.texts[:2]
+    assert file_here(tmp_path).read(torch.arange(18)).hidden.unique().tolist() == [0, 1, 2]
+    with pytest.raises(ModuleError, match="belongs to another training"):
+        file_here(tmp_path, facts=1)
+    (tmp_path / "features.bin").write_bytes(b"")
+    with pytest.raises(ModuleError, match="damaged"):
+        file_here(tmp_path)
+
+
+def test_values_take_16_bits(tmp_path: Path) -> None:
+    file = file_here(tmp_path)
+    assert file.read(torch.arange(3)).hidden.dtype == torch.bfloat16
+    per_token = (tmp_path / "features.bin").stat().st_size / file.n_tokens
+    assert per_token == 2 * 2 * 4 + 2 * (4 + 2)
+
+
+def test_seeds_give_other_texts() -> None:
+    model = small_model()
+    first, second = (Requests(model, [], None, False, 0.0, seed) for seed in (0, 1))
+    assert first.sha256 != second.sha256
+    assert replace(first.list_wave(0)[0].settings, seed=0) == replace(  # type: ignore[type-var]
+        second.list_wave(0)[0].settings, seed=0
+    )
