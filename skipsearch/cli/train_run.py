@@ -184,7 +184,7 @@ def run_training(
     from skipsearch.tasks import load_task
     from skipsearch.training.corpus import read_corpus
     from skipsearch.training.driver import collect_head_corpus, train, with_limits
-    from skipsearch.training.head_text import Requests
+    from skipsearch.training.head_text import HeadRequests
     from skipsearch.training.trainer import TrainSettings
     from skipsearch.tuning.settings import parse_duration
 
@@ -210,7 +210,7 @@ def run_training(
     data = texts.data or []
     with TrainView(err) as view:
         if head_draft_tokens:
-            requests = Requests(
+            requests = HeadRequests(
                 adapter, data, task, texts.self_generated, texts.temperature, options.seed
             )
             corpus, settings = collect_head_corpus(

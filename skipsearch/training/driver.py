@@ -50,7 +50,7 @@ from skipsearch.training.corpus import Corpus
 from skipsearch.training.distill_batch import TeacherTargets, max_head_rows
 from skipsearch.training.draft_head_student import DraftHeadStudent, HeadLesson, choose_vocabulary
 from skipsearch.training.feature_file import FeatureFile, remove_features
-from skipsearch.training.head_text import PACKED_TOKENS, Requests, TextLimits, collect_text
+from skipsearch.training.head_text import PACKED_TOKENS, HeadRequests, TextLimits, collect_text
 from skipsearch.training.mask_selection import prune_mask, select_mask
 from skipsearch.training.students import (
     AdaptedStudent,
@@ -347,7 +347,7 @@ def plan_mtp(
 
 def collect_head_corpus(
     model: ModelAdapter,
-    requests: Requests,
+    requests: HeadRequests,
     out: Path,
     settings: TrainSettings,
     n_tokens: int,

@@ -169,7 +169,7 @@ class FeatureFile:
         windows, free = list[list[int]](), list[int]()
         for i in sorted(chosen, key=lambda i: (-len(self.texts[i].tokens), i)):
             rows = list(range(starts[i], starts[i + 1]))[-length:]
-            place = next((w for w, room in enumerate(free) if room >= len(rows)), len(windows))
+            place = next((w for w, n in enumerate(free) if n >= len(rows)), len(windows))
             if place == len(windows):
                 windows.append([])
                 free.append(length)

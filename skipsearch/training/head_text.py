@@ -42,7 +42,7 @@ from skipsearch.training.draft_head_student import compute_features
 from skipsearch.training.feature_file import FeatureFile, StoredText
 from skipsearch.tuning.events import StageProgress, StageStarted
 
-OWN_TASK = "chat"  # only its calibration half
+OWN_TASK = "chat"  # only its calibration split
 WAVE = 16  # texts that are written together
 USER_SHARE = 12  # of them, while there are prompts of the user
 REQUEST_TOKENS = 160  # of a request that the model writes; a longer one is dropped
@@ -55,7 +55,7 @@ MARK = "SKIPSEARCH"  # stands for the request where the template is cut
 
 
 @dataclass(frozen=True)
-class Request:
+class HeadRequest:
     """A prompt that the model answers, or a text that is read as it is."""
 
     tokens: tuple[int, ...]
@@ -84,7 +84,7 @@ class TextLimits:
         return share
 
 
-class Requests:
+class HeadRequests:
     """The requests of a training, in waves that depend on their number and the seed alone.
 
     data: files of prompts, as `tune --task FILE` reads them, and files or folders of text. task:
@@ -104,7 +104,7 @@ class Requests:
     ):
         self.model, self.seed, self.temperature = model, seed, temperature
         has_template = get_chat_template(model.tokenizer) is not None
-        self.given, self.own = list[Request](), list[Request]()
+        self.given, self.own = list[HeadRequest](), list[HeadRequest]()
         reads_text, sources = False, list[str]()
         if task is not None:
             self.given += self._list_prompts(task)
@@ -136,7 +136,7 @@ class Requests:
             [self.seed, self.temperature, [r.tokens for r in (*self.given, *self.own)]]
         )
 
-    def list_wave(self, number: int) -> list[Request]:
+    def list_wave(self, number: int) -> list[HeadRequest]:
         """Return the requests of a wave, from 0; none: there are no more."""
         n_given = n_own = n_written = 0
         most = USER_SHARE if self.is_endless and self.own else WAVE
@@ -158,14 +158,14 @@ class Requests:
             sampling = SamplingParams(self.temperature)
         return TextSettings(max_new_tokens, "loop", sampling, self.seed)
 
-    def _list_prompts(self, task: Task) -> list[Request]:
+    def _list_prompts(self, task: Task) -> list[HeadRequest]:
         workload = make_workload(self.model, task, task.calibration)
         settings = replace(
             self._settings(workload.max_new_tokens, workload.sampling),
             end_on_repeat=workload.end_on_repeat,
             constraint=workload.constraint,
         )
-        return [Request(prompt, settings) for prompt in workload.prompt_ids]
+        return [HeadRequest(prompt, settings) for prompt in workload.prompt_ids]
 
     def _is_chat(self, path: Path) -> bool:
         """Return whether the prompts of a file are requests that no template has rendered yet."""
@@ -175,28 +175,28 @@ class Requests:
             token in prompt.text for prompt in load_task(path).calibration for token in special
         )
 
-    def _read_text(self, path: Path, task: Task | None, self_generated: bool) -> list[Request]:
+    def _read_text(self, path: Path, task: Task | None, self_generated: bool) -> list[HeadRequest]:
         texts, spec = list(read_documents(path)), self.model.spec
         if task is not None:
             refuse_holdout(task, texts)
         length = min(WINDOW_TOKENS, (spec.context_length or 2 * WINDOW_TOKENS) // 2)
         if not self_generated:
             windows = token_windows(self.model.tokenizer, texts, length, spec.eos_token_ids)
-            return [Request(tuple(window), None) for window in windows.tolist()]
+            return [HeadRequest(tuple(window), None) for window in windows.tolist()]
         longest = BEGINNING_SHARE * length // 4
         settings = self._settings(length, SamplingParams())
         beginnings = list_beginnings(self.model.tokenizer, texts, longest, length)
-        return [Request(tuple(tokens), settings) for tokens in beginnings]
+        return [HeadRequest(tuple(tokens), settings) for tokens in beginnings]
 
-    def _begin_texts(self, first: int, count: int) -> list[Request]:
+    def _begin_texts(self, first: int, count: int) -> list[HeadRequest]:
         """Return the beginnings of texts that a model without a chat template writes."""
         start = self.model.spec.eos_token_ids[:1] or (0,)
         context = self.model.spec.context_length or WINDOW_TOKENS
         settings = self._settings(min(WINDOW_TOKENS, context // 2), SamplingParams(1.0))
         seeds = range(self.seed + first, self.seed + first + count)
-        return [Request(start, replace(settings, seed=seed)) for seed in seeds]
+        return [HeadRequest(start, replace(settings, seed=seed)) for seed in seeds]
 
-    def _write_requests(self, first: int, count: int) -> list[Request]:
+    def _write_requests(self, first: int, count: int) -> list[HeadRequest]:
         """Return requests that the model writes where the chat template expects the user's."""
         model, tokenizer = self.model, self.model.tokenizer
         beginning = render_user_turn(tokenizer, MARK).partition(MARK)[0]
@@ -208,20 +208,20 @@ class Requests:
             model, [prompt] * count, drawn, store=TextStore.open_for(model, drawn)
         )
         settings = self._settings(load_task(OWN_TASK).max_new_tokens, SamplingParams())
-        requests = list[Request]()
+        requests = list[HeadRequest]()
         for text in written:
             if text.tokens[-1] not in model.spec.eos_token_ids:
                 continue  # it did not end, or loops
             request = tokenizer.decode(text.tokens, skip_special_tokens=True).strip()
             if request:
                 tokens = encode_prompt(tokenizer, request, chat=True)
-                requests.append(Request(tuple(tokens), settings))
+                requests.append(HeadRequest(tuple(tokens), settings))
         return requests
 
 
 def collect_text(
     model: ModelAdapter,
-    requests: Requests,
+    requests: HeadRequests,
     file: FeatureFile,
     top_k: int,
     limits: TextLimits,
@@ -239,10 +239,10 @@ def collect_text(
     on_event(StageStarted(f"{model.spec.id} answers requests and reads them"))
     while not is_complete and (limits.share_done(file) < 1 or len(file.texts) < 2):
         started = perf_counter()
-        asked = requests.list_wave(wave)
-        if not asked:
+        wanted = requests.list_wave(wave)
+        if not wanted:
             break
-        texts = _answer(model, asked)
+        texts = _answer(model, wanted)
         writing_s = (perf_counter() - started) / max(1, len(texts))
         for tokens, n_prompt in texts:
             if tuple(tokens) in known:
@@ -275,12 +275,12 @@ def collect_text(
     )
 
 
-def _answer(model: ModelAdapter, requests: Sequence[Request]) -> list[tuple[list[int], int]]:
+def _answer(model: ModelAdapter, requests: Sequence[HeadRequest]) -> list[tuple[list[int], int]]:
     """Return (tokens of request and answer, tokens of the request) of each text."""
     texts = [(list(r.tokens), 0) for r in requests if r.settings is None]
-    asked = [(r.settings, r.tokens) for r in requests if r.settings is not None]
-    asked.sort(key=lambda pair: repr(pair[0]))
-    for settings, group in groupby(asked, key=lambda pair: pair[0]):
+    pairs = [(r.settings, r.tokens) for r in requests if r.settings is not None]
+    pairs.sort(key=lambda pair: repr(pair[0]))
+    for settings, group in groupby(pairs, key=lambda pair: pair[0]):
         prompts = [prompt for _, prompt in group]
         store = TextStore.open_for(model, settings)
         for prompt, answer in zip(

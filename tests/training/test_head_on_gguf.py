@@ -30,7 +30,7 @@ from skipsearch.training import draft_head_student, head_text
 from skipsearch.training.draft_head_student import DraftHeadStudent, run_full_model
 from skipsearch.training.driver import CHECKPOINT, collect_head_corpus, plan_mtp, train
 from skipsearch.training.feature_file import FEATURES, FeatureFile
-from skipsearch.training.head_text import Requests
+from skipsearch.training.head_text import HeadRequests
 from skipsearch.training.trainer import Trainer, TrainSettings
 
 pytestmark = pytest.mark.xdist_group("native")
@@ -46,8 +46,8 @@ def model_here(folder: Path, activations: str = "int8") -> Any:
     return load(path, activations=activations)
 
 
-def requests_of(model: ModelAdapter) -> Requests:
-    return Requests(model, [], None, False, 0.0, 0)
+def requests_of(model: ModelAdapter) -> HeadRequests:
+    return HeadRequests(model, [], None, False, 0.0, 0)
 
 
 def texts(n: int = 8, length: int = 12) -> torch.Tensor:
@@ -207,6 +207,6 @@ def test_a_killed_training_writes_no_text_twice_and_goes_on(
     resumed = Trainer(plan_mtp(model, same, 48).student, same.windows, settings)
     resumed.load_checkpoint(out / CHECKPOINT)
     assert resumed.n_steps == 1
-    other = Requests(model, [], None, False, 0.0, 1)
+    other = HeadRequests(model, [], None, False, 0.0, 1)
     with pytest.raises(ModuleError, match="belongs to another training"):
         collect_head_corpus(model, other, out, SETTINGS, 4000)

@@ -16,7 +16,7 @@ from skipsearch.models import ModelAdapter, load_adapter
 from skipsearch.training import head_text
 from skipsearch.training.distill_batch import TeacherTargets
 from skipsearch.training.feature_file import NO_ROW, NO_TEXT, FeatureFile, Features, StoredText
-from skipsearch.training.head_text import WAVE, Request, Requests, TextLimits
+from skipsearch.training.head_text import WAVE, HeadRequest, HeadRequests, TextLimits
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -36,18 +36,18 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """
     asked = list[tuple[int, int]]()
 
-    def write(self: Requests, first: int, count: int) -> list[Request]:
+    def write(self: HeadRequests, first: int, count: int) -> list[HeadRequest]:
         asked.append((first, count))
-        return [Request((n,), self.own[0].settings) for n in range(first, first + count)]
+        return [HeadRequest((n,), self.own[0].settings) for n in range(first, first + count)]
 
-    monkeypatch.setattr(Requests, "_write_requests", write)
+    monkeypatch.setattr(HeadRequests, "_write_requests", write)
     return asked
 
 
 def test_without_data_half_are_instructions_and_half_the_models_own_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, requests = written(monkeypatch), Requests(chat_model(), [], None, False, 0.0, 0)
+    asked, requests = written(monkeypatch), HeadRequests(chat_model(), [], None, False, 0.0, 0)
     waves = [requests.list_wave(number) for number in range(14)]
     assert {len(wave) for wave in waves} == {WAVE}
     assert asked[:3] == [(0, 8), (8, 8), (16, 8)]
@@ -63,7 +63,7 @@ def test_data_shifts_the_proportion_towards_the_users_prompts(
     rows = [json.dumps({"prompt": f"question number {i}"}) for i in range(40)]
     (tmp_path / "log.jsonl").write_text("\n".join(rows))
     asked, model = written(monkeypatch), chat_model()
-    requests = Requests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
+    requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
     n_given = len(requests.given)
     assert 12 < n_given < 24, "the hold-out half of `tune --task log.jsonl` is not trained on"
     first, second = requests.list_wave(0), requests.list_wave(1)
@@ -79,13 +79,13 @@ def test_prompts_that_a_template_rendered_are_not_rendered_again(tmp_path: Path)
     model.tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
     rows = [json.dumps({"prompt": f"<|user|>question {i}<|assistant|>"}) for i in range(4)]
     (tmp_path / "log.jsonl").write_text("\n".join(rows))
-    requests = Requests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
+    requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
     assert all(decode(model, r.tokens).count("<|assistant|>") == 1 for r in requests.given)
 
 
 def test_text_is_read_and_no_requests_are_added(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text, and then more of it; " * 200)
-    requests = Requests(chat_model(), [tmp_path / "a.txt"], None, False, 0.0, 0)
+    requests = HeadRequests(chat_model(), [tmp_path / "a.txt"], None, False, 0.0, 0)
     wave = requests.list_wave(0)
     assert wave
     assert all(request.settings is None for request in wave)
@@ -93,11 +93,11 @@ def test_text_is_read_and_no_requests_are_added(tmp_path: Path) -> None:
     task = small_task()
     (tmp_path / "b.txt").write_text(f"{task.holdout[0].text} " * 400)
     with pytest.raises(ModuleError, match="hold-out prompt"):
-        Requests(chat_model(), [tmp_path / "b.txt"], task, False, 0.0, 0)
+        HeadRequests(chat_model(), [tmp_path / "b.txt"], task, False, 0.0, 0)
 
 
 def test_a_model_without_a_template_begins_from_nothing() -> None:
-    requests = Requests(small_model(), [], None, False, 0.0, 0)
+    requests = HeadRequests(small_model(), [], None, False, 0.0, 0)
     wave = requests.list_wave(0)
     assert [request.tokens for request in wave] == [(0,)] * WAVE
     assert len({request.settings for request in wave}) == WAVE, "each has a seed of its own"
@@ -186,7 +186,7 @@ def test_values_take_16_bits(tmp_path: Path) -> None:
 
 def test_seeds_give_other_texts() -> None:
     model = small_model()
-    first, second = (Requests(model, [], None, False, 0.0, seed) for seed in (0, 1))
+    first, second = (HeadRequests(model, [], None, False, 0.0, seed) for seed in (0, 1))
     assert first.sha256 != second.sha256
     assert replace(first.list_wave(0)[0].settings, seed=0) == replace(  # type: ignore[type-var]
         second.list_wave(0)[0].settings, seed=0
