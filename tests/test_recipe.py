@@ -22,7 +22,7 @@ from skipsearch.profile.canonical import to_flow_yaml
 def test_any_drafter_loads_again_from_yaml_and_from_json(kind: str) -> None:
     seen = defaultdict[str, set[str]](set)
 
-    @with_examples(60)
+    @with_examples(30)
     @given(specs(DRAFTERS, kind))
     def check(drafter: Any) -> None:
         for field in type(drafter).model_fields:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from helpers.command import cmd, run_in_process
 from helpers.costs import made_up_costs
+from helpers.marks import thorough
 from helpers.threads import one_thread
 
 from skipsearch import engine, searchers
@@ -294,7 +295,7 @@ def test_bench_of_random_weights_says_so_and_shows_costs_and_contexts(capsys, mo
         assert heading in printed, heading
 
 
-@pytest.mark.parametrize("engine", ["hf", "lean"])
+@pytest.mark.parametrize("engine", ["lean", *thorough("hf")])
 def test_decode_takes_an_engine_and_exact_passes(tuned, capsys, monkeypatch, engine):
     """The options reach the decoder; tests/decoding tests what they do."""
     passes = []

@@ -59,7 +59,7 @@ def test_the_command_writes_plain_decodings_tokens(
         capsys,
         monkeypatch,
         *cmd(
-            "decode --profile {} --prompt {} --side-by-side --max-new-tokens 40 --engine lean "
+            "decode --profile {} --prompt {} --side-by-side --max-new-tokens 12 --engine lean "
             "--threads 1",
             profile,
             "def main(argv=None):",

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from helpers.marks import thorough
+from helpers.marks import engine_params, thorough
 from helpers.threads import one_thread
 from helpers.tiny import tiny_llama, tiny_model_and_reference, use_engine
 
@@ -72,7 +72,7 @@ def test_a_thousand_batches_give_each_request_what_it_gets_alone() -> None:
     assert_partly_accepted(fuzz(range(1000)))
 
 
-@pytest.mark.parametrize("engine", ["lean", "graph", "native"])
+@pytest.mark.parametrize("engine", engine_params("native", thorough=("lean", "graph")))
 def test_on_other_engines_too(engine: str) -> None:
     with use_engine(engine):
         world = tiny_model_and_reference()
@@ -82,7 +82,7 @@ def test_on_other_engines_too(engine: str) -> None:
 
 @pytest.mark.parametrize(
     "drafting",
-    [*DRAFTINGS[::2], *thorough(*DRAFTINGS[1::2])],
+    [*DRAFTINGS[2::4], *thorough(*DRAFTINGS[::4], *DRAFTINGS[1::2])],
     ids=lambda drafting: drafting.recipe.shape,
 )
 def test_requests_of_every_kind_of_drafting_join_and_leave(drafting: Drafting) -> None:

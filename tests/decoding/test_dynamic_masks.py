@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.marks import engine_params
+from helpers.marks import engine_params, thorough
 from helpers.properties import with_examples
 from helpers.tiny import LAYERS, VOCAB, tiny_model_and_reference, use_engine
 from hypothesis import given
@@ -58,7 +58,7 @@ def test_greedy_text_is_the_full_models_own(engine: str) -> None:
         assert_partly_accepted(check_choosing())
 
 
-@pytest.mark.parametrize("engine", engine_params("hf", "native"))
+@pytest.mark.parametrize("engine", engine_params("native", thorough=("hf",)))
 def test_requests_that_interleave_share_no_mask_and_stay_lossless(engine: str) -> None:
     total = DecodeStats()
     with use_engine(engine):
@@ -117,7 +117,7 @@ def test_that_holds_of_thousands_of_requests(engine: str) -> None:
     )
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "phi"])
+@pytest.mark.parametrize("family", ["gemma2", "phi", *thorough("qwen3")])
 def test_families_with_norms_of_their_own_and_a_parallel_residual_stay_lossless(
     family: str,
 ) -> None:

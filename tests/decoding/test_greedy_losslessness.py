@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 
 import pytest
+from helpers.marks import thorough
 from helpers.properties import with_examples
 from helpers.tiny import LAYERS, VOCAB, FullModel, tiny_llama, tiny_model_and_reference, use_engine
 from hypothesis import given
@@ -192,6 +193,6 @@ def test_prompts_of_any_length_are_continued_exactly(prompt_length: int) -> None
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *thorough(2)])
 def test_other_weights_are_decoded_losslessly(seed: int) -> None:
     assert_partly_accepted(check_greedy(world=tiny_model_and_reference(seed)))

@@ -22,7 +22,7 @@ __all__ = ["assert_partly_accepted", "check_prefixes", "small_caches", "thorough
 
 
 @pytest.mark.parametrize(
-    "engine", engine_params("lean", "graph", "native", thorough=("native-8bit-float-activations",))
+    "engine", engine_params("graph", "native", thorough=("lean", "native-8bit-float-activations"))
 )
 @pytest.mark.parametrize(
     "check",

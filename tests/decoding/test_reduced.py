@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.marks import thorough
 from helpers.tiny import LAYERS, tiny_model_and_reference, use_engine
 
 from skipsearch.core.mask import SkipMask
@@ -28,7 +29,7 @@ def test_tokens_of_the_vocabulary_and_of_the_text_so_far_can_be_drafted() -> Non
     check_known_tokens()
 
 
-@pytest.mark.parametrize("warp", [Warp(), Warp(1.7, top_p=0.95)], ids=str)
+@pytest.mark.parametrize("warp", [Warp(1.7, top_p=0.95), *thorough(Warp())], ids=str)
 def test_sampled_texts_have_the_full_models_probabilities(warp: Warp) -> None:
     check_reduced_law(warp)
 

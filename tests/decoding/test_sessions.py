@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.byte_tokenizer import byte_tokenizer
+from helpers.marks import thorough
 from helpers.properties import with_examples
 from helpers.threads import one_thread
 from helpers.tiny import (
@@ -180,7 +181,11 @@ def test_settings_beside_a_request_are_refused() -> None:
 # --- what was proposed
 
 
-@pytest.mark.parametrize("drafting", DRAFTINGS, ids=lambda drafting: drafting.recipe.shape)
+@pytest.mark.parametrize(
+    "drafting",
+    [*DRAFTINGS[::3], *thorough(*DRAFTINGS[1::3], *DRAFTINGS[2::3])],
+    ids=lambda drafting: drafting.recipe.shape,
+)
 def test_a_traced_request_tells_what_was_proposed_and_its_counts_are_the_decoders(
     drafting: Drafting,
 ) -> None:

@@ -219,12 +219,12 @@ def test_that_holds_of_thousands_of_requests(engine: str) -> None:
 
 @pytest.mark.parametrize("name", ["adapted", "kangaroo", "mtp", "s3d", "s3d, tree"])
 def test_every_text_has_the_full_models_own_probability(name: str) -> None:
-    for found in (*check_enumerated([name]), *check_enumerated([name], Warp(1.5), 3)):
+    for found in check_enumerated([name]):
         assert found.ways > len(found.texts), "several ways lead to a text"
 
 
 def test_greedy_text_behind_every_short_prompt_is_the_full_models_own() -> None:
-    check_every_prompt()
+    check_every_prompt(longest=2)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,8 @@ def test_greedy_text_behind_every_short_prompt_is_the_full_models_own() -> None:
 @pytest.mark.parametrize("name", small_specs())
 def test_that_holds_of_every_method_on_every_engine(name: str, engine: str) -> None:
     check_enumerated([name])
-    check_enumerated([name], Warp(0.8), 3)
+    for temperature in (0.8, 1.5):
+        check_enumerated([name], Warp(temperature), 3)
     check_every_prompt([name], 4)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.drafting import begin_session, decoder_with
+from helpers.marks import thorough
 from helpers.modules import module_folder, small_kangaroo, small_module, small_mtp, small_s3d
 from helpers.tiny import VOCAB, FullModel, tiny_model_and_reference
 from torch import Tensor
@@ -229,7 +230,7 @@ def test_a_decoder_tells_it_after_every_verify_pass_of_its_own_what_was_accepted
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize("draft_length", [1, 4, 12])
+@pytest.mark.parametrize("draft_length", [4, *thorough(1, 12)])
 def test_decoding_with_it_is_lossless(kind: str, draft_length: int) -> None:
     model, full = tiny_model_and_reference()
     assert isinstance(full, FullModel)

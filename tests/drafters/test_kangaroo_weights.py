@@ -11,6 +11,7 @@ from decoding.kangaroo_checks import (
     check_kangaroo_side_by_side,
 )
 from decoding.training_checks import check_kangaroo_rows
+from helpers.marks import engine_params
 from helpers.modules import (
     adapter_tensors,
     make_early_exit_card,
@@ -61,7 +62,7 @@ def test_every_engine_computes_the_adapter_that_the_definition_names(
         )
 
 
-@pytest.mark.parametrize("engine", ["lean", "graph", "native"])
+@pytest.mark.parametrize("engine", engine_params("native", thorough=("lean", "graph")))
 def test_drafts_follow_the_definition_on_every_engine(engine: str) -> None:
     with use_engine(engine):
         check_kangaroo_drafts(("attention",))

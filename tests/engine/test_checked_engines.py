@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import thorough
 from helpers.threads import one_thread
 from helpers.tiny import to_native_8bit
 from models.tiny import new_hf_model
@@ -90,7 +91,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return engines
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *thorough("float32")])
 @pytest.mark.parametrize("quantization", [None, "native-8bit"])
 @pytest.mark.parametrize(
     "plant",

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.activations import round_activations
-from helpers.marks import thorough
+from helpers.marks import in_turn, thorough
 from helpers.tiny import round_matrices, to_native_8bit
 from models import test_contract, tiny
-from models.tiny import FUSABLE_NAMES, FUSED_FAMILIES, new_hf_model
+from models.tiny import FUSABLE_NAMES, new_hf_model
 from torch import nn
 
 import skipsearch as ss
@@ -332,7 +332,7 @@ def test_it_keeps_the_contract_of_the_dequantised_model(
     CONTRACT[check](name)
 
 
-@pytest.mark.parametrize("name", FUSED_FAMILIES)
+@pytest.mark.parametrize("name", ROUNDED_FAMILIES)
 def test_whole_passes_are_those_of_the_dequantised_model_and_not_of_the_plain_one(
     name: str,
 ) -> None:
@@ -410,8 +410,7 @@ def test_load_model_says_what_it_loaded() -> None:
     assert str(spec) == "demo (llama, 20 layers) as native-8bit on cpu"
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("quantization", "dtype"), in_turn(QUANTIZATIONS, ["bfloat16", "float32"]))
 def test_a_row_has_the_same_bits_in_any_pass(dtype: str, quantization: str) -> None:
     model, tokens = demo(dtype, quantization), (torch.arange(330)[None] * 37 + 11) % 4000 + 4
     whole = logits_of(model, tokens, [330])
@@ -420,8 +419,7 @@ def test_a_row_has_the_same_bits_in_any_pass(dtype: str, quantization: str) -> N
     )
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("quantization", "dtype"), in_turn(QUANTIZATIONS, ["bfloat16", "float32"]))
 def test_drafting_changes_no_token(dtype: str, quantization: str) -> None:
     model = demo(dtype, quantization)
     prompt = (list(model.tokenizer("def parse_arguments(argv=None):\n").input_ids) * 30)[:240]

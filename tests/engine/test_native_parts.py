@@ -11,6 +11,7 @@ import pytest
 import torch
 from decoding.count_checks import recorded
 from decoding.kangaroo_checks import PROMPTS, UNSURE, check_kangaroo_drafts, check_kangaroo_siblings
+from helpers.marks import in_turn
 from helpers.modules import module_folder, small_kangaroo
 from helpers.tiny import tiny_model_and_reference, use_engine
 from models.tiny import FUSABLE_NAMES, some_tokens
@@ -62,8 +63,7 @@ def calls() -> Iterator[list[Call]]:
 
 
 @no_grad
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", FUSABLE_NAMES)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(FUSABLE_NAMES, DTYPES))
 def test_a_pass_that_is_shown_or_goes_on_in_the_middle_has_the_bits_of_a_whole_one(
     name: str, dtype: torch.dtype
 ) -> None:

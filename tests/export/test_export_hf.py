@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.marks import in_turn
 from models.tiny import LAYERS, TINY, hf_model, logits_without, new_hf_model, some_tokens
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
@@ -31,8 +32,9 @@ def exported(name: str, layers: tuple[int, ...], folder: Path, model: Any = None
     return folder / "draft"
 
 
-@pytest.mark.parametrize("layers", [(1,), (0,), (0, 2)], ids=str)
-@pytest.mark.parametrize("name", sorted(TINY.keys() - REFUSED))
+@pytest.mark.parametrize(
+    ("name", "layers"), in_turn(sorted(TINY.keys() - REFUSED), [(1,), (0,), (0, 2)])
+)
 def test_the_checkpoint_computes_what_the_draft_does(
     name: str, layers: tuple[int, ...], tmp_path: Path
 ) -> None:

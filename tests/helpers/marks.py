@@ -1,11 +1,12 @@
-"""Which parameters of a test wait for `make thorough`, which CI runs too, and which only run by
-hand with `make slow`.
+"""Which parameters of a test wait for `make thorough`, and which for `make slow`, by hand.
 
-`make test` tries the unmodified modules, native code and one of each kind; what repeats that with
-another engine, model or seed waits."""
+`make test` tries the unmodified modules or native code, and one of each kind; what repeats that
+with another engine, model, seed or pair of settings waits. CI runs `make thorough` for losslessness
+alone: `tests/decoding` and `tests/drafters`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,20 @@ def thorough(*values: Any) -> list[ParameterSet]:
 
 def slow(*values: Any) -> list[ParameterSet]:
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def in_turn(values: Iterable[Any], others: Sequence[Any]) -> list[ParameterSet]:
+    """All pairs; `make test` tries each of `values` with one of `others`, which take turns."""
+    return [
+        pytest.param(
+            value,
+            other,
+            id=f"{value}-{other}",
+            marks=[] if i % len(others) == j else [pytest.mark.thorough],
+        )
+        for i, value in enumerate(values)
+        for j, other in enumerate(others)
+    ]
 
 
 def engine_params(

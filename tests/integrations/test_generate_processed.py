@@ -13,6 +13,7 @@ import torch
 from decoding.processed_checks import PROMPT, RECIPE, Grammar, check_steering, check_steering_ends
 from decoding.sampling_checks import FALSE_ALARM, surprise
 from helpers.byte_tokenizer import byte_tokenizer
+from helpers.marks import thorough
 from helpers.properties import with_examples
 from helpers.table_model import TableModel
 from helpers.tiny import LAYERS, FullModel, tiny_llama, tiny_model_and_reference
@@ -294,7 +295,7 @@ def expected_distribution(
 @pytest.mark.parametrize(
     "asked",
     [
-        {"min_p": 0.08},
+        *thorough({"min_p": 0.08}),
         {"repetition_penalty": 1.4, "temperature": 1.3, "top_k": 5},
         *(
             pytest.param(more, marks=pytest.mark.slow)

@@ -287,7 +287,7 @@ def test_content_and_calls_do_not_depend_on_the_parts(
     check([answer])
     check(list(answer))
 
-    @with_examples(20)
+    @with_examples(8)
     @given(st.lists(st.integers(1, 12), min_size=len(answer), max_size=len(answer)))
     def holds(sizes: list[int]) -> None:
         parts, at = [], 0

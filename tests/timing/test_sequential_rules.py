@@ -19,7 +19,7 @@ from benchmarks.sequential_rules import (
     ("variation", "n_prompts"),
     [
         pytest.param(0.1, 64, id="most-stop-early"),
-        pytest.param(0.1, 32, id="some-stop-early"),
+        pytest.param(0.1, 32, id="some-stop-early", marks=pytest.mark.thorough),
         pytest.param(0.35, 8, id="few-prompts"),
         pytest.param(0.2, 32, id="all-prompts"),
     ],
