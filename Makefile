@@ -59,7 +59,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 thorough: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m thorough $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'thorough and not slow' $(TESTS)
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
