@@ -39,11 +39,11 @@ from skipsearch.replay.workload import Workload, make_workload
 from skipsearch.searchers import SearchProblem, searcher_names
 from skipsearch.tasks import Task, load_task
 from skipsearch.timing.interleaved import Timings, time_interleaved
-from skipsearch.tuning.calibration import build_replay_objective
+from skipsearch.tuning.calibration import MIN_TEXT_S, build_replay_objective
 from skipsearch.tuning.driver import REFINED_MASKS, study_fingerprint
 from skipsearch.tuning.events import ignore_event
 from skipsearch.tuning.joint_objective import JointObjective
-from skipsearch.tuning.race import race_candidates, select_finalists
+from skipsearch.tuning.race import drop_hopeless, race_candidates, select_finalists
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.study import StudyStore
 
@@ -56,7 +56,10 @@ def run_searchers(
     """Yield the winner of each searcher. No searcher uses what another one judged."""
     began = perf_counter()
     calibration = make_workload(model, task, task.calibration)
-    objective = build_replay_objective(model, calibration, ignore_event)
+    objective = build_replay_objective(
+        model, calibration, ignore_event, shapes=args.shapes.split(";"), text_limit_s=MIN_TEXT_S
+    )
+    calibration = calibration.head(len(objective.replay.texts))
     evidence = collect_evidence(objective.replay, objective.costs)
     print(f"prepared in {perf_counter() - began:.1f} s", flush=True)
     for name in names:
@@ -70,8 +73,13 @@ def run_searchers(
         finalists = select_finalists(
             search.best_trials(REFINED_MASKS), JointObjective([own_objective]), own_objective
         )
-        winner, _ = race_candidates(model, calibration, finalists, args.seed, ignore_event)
+        winner, _ = race_candidates(
+            model, calibration, drop_hopeless(finalists), args.seed, ignore_event
+        )
+        best = search.best_trials(1)[0]
         columns = {
+            "predicted_alpha": best.alpha,
+            "beta": best.beta,
             "trials": len(search.judged_trials),
             "search_seconds": searched_s,
             "race_seconds": perf_counter() - began - searched_s,
@@ -185,8 +193,8 @@ def measure(
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """Print the rows."""
     print(
-        f"{'searcher':14} {'ms/token':>22} {'speedup':>20} {'trials':>7} {'search s':>9} "
-        f"{'skipped':>8} {'over the best single one':>28}  recipe"
+        f"{'searcher':14} {'ms/token':>22} {'speedup':>20} {'predicted':>9} {'α':>5} {'β':>5} "
+        f"{'trials':>7} {'search s':>9} {'skipped':>8} {'over the best single one':>28}  recipe"
     )
     for row in rows:
         ms, speedup, over_best = row["ms_per_token"], row["speedup"], ""
@@ -196,6 +204,8 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['searcher']:14} {1e3 * ms['mean']:6.2f} "
             f"({1e3 * ms['low']:5.2f}–{1e3 * ms['high']:5.2f}) "
             f"{speedup['mean']:6.3f} ({speedup['low']:.3f}–{speedup['high']:.3f}) "
+            f"{row.get('predicted') or float('nan'):9.3f} {row.get('alpha', float('nan')):5.2f} "
+            f"{row.get('beta', float('nan')):5.2f} "
             f"{row.get('trials', ''):>7} {row.get('search_seconds', float('nan')):9.1f} "
             f"{row.get('skipped', ''):>8}  {over_best:>28}  {row.get('recipe', '')}"
         )
@@ -205,6 +215,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, engine="auto")
     parser.add_argument("--searchers", default=",".join(searcher_names()))
     parser.add_argument("--budget", type=float, default=15, help="seconds of each search")
+    parser.add_argument("--data", help="a file with the text of a published task")
+    parser.add_argument("--chat", action="store_true", help="prompts are requests to a chat model")
+    parser.add_argument(
+        "--shapes", default="skip", help='allowed recipes, such as "lookup,skip;skip"'
+    )
+    parser.add_argument("--n-holdout", type=int, help="measure so many hold-out prompts at most")
     parser.add_argument("--published", type=Path, help="the --out of published_method.py")
     parser.add_argument(
         "--profile", type=Path, action="append", default=[], help="a profile to measure, too"
@@ -220,7 +236,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    model, task = load_chosen_model(args), load_task(args.task)
+    model = load_chosen_model(args)
+    task = load_task(args.task, data=args.data, chat=args.chat)
     winners = list[Winner]()
     if args.published:
         winners.append(read_published_winner(args.published, model.spec.n_layers))
@@ -231,14 +248,14 @@ def main() -> None:
         winners += run_searchers(names, model, task, args)
     measured_task = load_task(args.holdout) if args.holdout else task
     assert not {p.text for p in task.calibration} & {p.text for p in measured_task.holdout}
-    holdout = make_workload(model, task, measured_task.holdout)
+    holdout = make_workload(model, task, measured_task.holdout[: args.n_holdout])
     rows = measure(model, holdout, winners, args.repeats, args.seed)
     conditions = {
         "model": args.model,
         "task": task.name,
         "threads": args.threads,
         "budget": args.budget,
-        "prompts": len(measured_task.holdout),
+        "prompts": len(holdout.prompt_ids),
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(conditions | {"rows": rows}))

@@ -353,17 +353,29 @@ class PanelPacker:
     def _pack_blocks(
         self, panels: PanelLinear, kind: int, to: Tensor, addresses: Tensor, is_unpacked: bool
     ) -> None:
-        addresses = addresses.contiguous()
-        self.library.pack_blocks(
-            structs.PackArgs(
-                rows=addresses.data_ptr(),
-                is_unpacked=is_unpacked,
-                n_panels=addresses.numel() // PANEL_ROWS,
-                kind=kind,
-                panels=to.data_ptr(),
-                **{"in": panels.shape[1]},
+        addresses = addresses.contiguous().view(-1, PANEL_ROWS)
+        n_threads = min(torch.get_num_threads(), len(addresses))
+
+        def pack_part(part: tuple[Tensor, Tensor]) -> None:
+            rows, memory = part
+            self.library.pack_blocks(
+                structs.PackArgs(
+                    rows=rows.data_ptr(),
+                    is_unpacked=is_unpacked,
+                    n_panels=len(rows),
+                    kind=kind,
+                    panels=memory.data_ptr(),
+                    **{"in": panels.shape[1]},
+                )
             )
+
+        parts = zip(
+            addresses.tensor_split(n_threads),
+            to.view(len(addresses), -1).tensor_split(n_threads),
+            strict=True,
         )
+        with ThreadPoolExecutor(n_threads) as executor:
+            list(executor.map(pack_part, parts))
 
 
 def _unrounded(matrix: StoredFusedLinear) -> tuple[StoredFusedLinear, int] | None:

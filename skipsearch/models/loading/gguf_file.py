@@ -266,6 +266,7 @@ class _HeaderReader:
 
     def __init__(self, file: BinaryIO, path: Path):
         self.file, self.name = file, path.name
+        self.n_read = len(MAGIC)  # bytes
         if file.read(len(MAGIC)) != MAGIC:
             raise GGUFError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
         version = self.read_scalar("I")
@@ -281,7 +282,8 @@ class _HeaderReader:
         raise GGUFError(f"{self.name} is not a sound GGUF file: {reason}")
 
     def read_bytes(self, count: int) -> bytes:
-        if self.file.tell() + count > MAX_HEADER_BYTES:
+        self.n_read += count
+        if self.n_read > MAX_HEADER_BYTES:
             self.fail(f"its header is longer than {MAX_HEADER_BYTES} bytes")
         data = self.file.read(count)
         if len(data) != count:
@@ -292,7 +294,7 @@ class _HeaderReader:
         return struct.unpack(f"<{code}", self.read_bytes(struct.calcsize(f"<{code}")))[0]
 
     def read_string(self) -> str:
-        length = self.read_scalar("Q")
+        length = int.from_bytes(self.read_bytes(8), "little")  # a header may have 300,000 texts
         if length > MAX_STRING_BYTES:
             self.fail(f"a text of {length} bytes is longer than {MAX_STRING_BYTES}")
         return self.read_bytes(length).decode("utf-8", "replace")

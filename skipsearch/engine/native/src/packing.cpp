@@ -2,6 +2,8 @@
 // numbers, scales and minimums into panels.
 #include "packing.h"
 
+#include <algorithm>
+
 #include "blocks.h"
 
 namespace {
@@ -26,26 +28,29 @@ int file_block_bytes(int64_t kind) {
 }
 
 // Reads a block of GROUP_SIZE inputs.
-void read_block(int64_t kind, const uint8_t *block, Group &group) {
-    const BlockFormat &format = BLOCK_FORMATS[kind];
+template <int64_t KIND> void read_block(const uint8_t *block, Group &group) {
+    constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
     group.scales[0] = read_half(block), block += 2;
-    if (format.has_min) group.minimum = read_half(block), block += 2;
-    if (format.bits == 8) {
+    if constexpr (FORMAT.has_min) group.minimum = read_half(block), block += 2;
+    if constexpr (FORMAT.bits == 8) {
         for (int i = 0; i < GROUP_SIZE; ++i) group.numbers[i] = block[i] ^ 128;
         return;
     }
     uint32_t high_bits = 0;
-    if (format.bits == 5) std::memcpy(&high_bits, block, 4), block += 4;
-    for (int i = 0; i < GROUP_SIZE; ++i) {
-        const int low = i < 16 ? block[i] & 15 : block[i - 16] >> 4;
-        group.numbers[i] = uint8_t(low | (high_bits >> i & 1) << 4);
+    if constexpr (FORMAT.bits == 5) std::memcpy(&high_bits, block, 4), block += 4;
+    for (int i = 0; i < GROUP_SIZE / 2; ++i) {
+        group.numbers[i] = block[i] & 15;
+        group.numbers[i + GROUP_SIZE / 2] = block[i] >> 4;
     }
+    if constexpr (FORMAT.bits == 5)
+        for (int i = 0; i < GROUP_SIZE; ++i)
+            group.numbers[i] |= uint8_t((high_bits >> i & 1) << 4);
 }
 
 // Reads group `index` of a super-block of Q4_K or Q5_K.
-void read_k_block(int64_t kind, const uint8_t *block, int index, Group &group) {
+template <int64_t KIND> void read_k_block(const uint8_t *block, int index, Group &group) {
     const uint8_t *scales = block + 4, *high = block + 16;
-    const uint8_t *low = high + (kind == Q5_K ? 32 : 0) + index / 2 * 32;
+    const uint8_t *low = high + (KIND == Q5_K ? 32 : 0) + index / 2 * 32;
     if (index < 4) group.scales[0] = scales[index] & 63, group.minimum = scales[index + 4] & 63;
     else {
         group.scales[0] = uint16_t((scales[index + 4] & 15) | (scales[index - 4] >> 6) << 4);
@@ -53,7 +58,7 @@ void read_k_block(int64_t kind, const uint8_t *block, int index, Group &group) {
     }
     for (int i = 0; i < GROUP_SIZE; ++i) {
         group.numbers[i] = low[i] >> index % 2 * 4 & 15;
-        if (kind == Q5_K) group.numbers[i] |= uint8_t((high[i] >> index & 1) << 4);
+        if constexpr (KIND == Q5_K) group.numbers[i] |= uint8_t((high[i] >> index & 1) << 4);
     }
 }
 
@@ -67,32 +72,46 @@ void read_q6_k_block(const uint8_t *block, int index, Group &group) {
     group.scales[0] = scales[2 * index], group.scales[1] = scales[2 * index + 1];
 }
 
-// Writes a group of one output into a panel that was filled with zeros.
-void write_group(const BlockFormat &format, const Group &group, int out, uint8_t *to) {
-    if (format.has_super_blocks) {
-        for (int s = 0; s < format.n_scales; ++s)
+// Writes a group of one output into a panel, a word of STEP_SIZE numbers at a time.
+template <int64_t KIND> void write_group(const Group &group, int out, uint8_t *to) {
+    constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
+    if constexpr (FORMAT.has_super_blocks) {
+        for (int s = 0; s < FORMAT.n_scales; ++s)
             to[s * PANEL_ROWS + out] = uint8_t(group.scales[s]);
-        if (format.has_min) to[PANEL_ROWS + out] = uint8_t(group.minimum);
+        if (FORMAT.has_min) to[PANEL_ROWS + out] = uint8_t(group.minimum);
     } else {
         std::memcpy(to + 2 * out, &group.scales[0], 2);
-        if (format.has_min) std::memcpy(to + 2 * (PANEL_ROWS + out), &group.minimum, 2);
+        if (FORMAT.has_min) std::memcpy(to + 2 * (PANEL_ROWS + out), &group.minimum, 2);
     }
-    uint8_t *numbers = to + format.scale_bytes();
-    for (int i = 0; i < GROUP_SIZE; ++i) {
-        const NumberPlace place(format, out, i);
-        if (format.bits == 8) {
-            numbers[place.byte] = group.numbers[i];
-            continue;
+    uint32_t numbers[GROUP_STEPS];
+    std::memcpy(numbers, group.numbers, sizeof numbers);
+    uint8_t *words = to + FORMAT.scale_bytes() + out * STEP_SIZE;
+    if constexpr (FORMAT.bits == 8) {
+        for (int step = 0; step < GROUP_STEPS; ++step)
+            std::memcpy(words + step * PLANE_BYTES, numbers + step, STEP_SIZE);
+        return;
+    }
+    for (int step = 0; step < GROUP_STEPS; step += 2) {
+        const uint32_t word =
+            (numbers[step] & 0x0f0f0f0fu) | (numbers[step + 1] & 0x0f0f0f0fu) << 4;
+        std::memcpy(words + step / 2 * PLANE_BYTES, &word, STEP_SIZE);
+    }
+    constexpr int HIGH_BITS = FORMAT.bits - 4;
+    if constexpr (HIGH_BITS > 0) {
+        constexpr int STEPS_A_BYTE = HIGH_BITS == 2 ? 4 : 8;
+        for (int first = 0; first < GROUP_STEPS; first += STEPS_A_BYTE) {
+            uint32_t word = 0;
+            for (int step = 0; step < STEPS_A_BYTE; ++step)
+                word |= (numbers[first + step] >> 4 & 0x0f0f0f0fu) << step * HIGH_BITS;
+            std::memcpy(words + LOW_BYTES + first / STEPS_A_BYTE * PLANE_BYTES, &word, STEP_SIZE);
         }
-        numbers[place.byte] |= uint8_t((group.numbers[i] & 15) << place.shift);
-        if (format.bits > 4)
-            numbers[place.high_byte] |= uint8_t(group.numbers[i] >> 4 << place.high_shift);
     }
 }
 
 // Writes a row of a file into a panel.
+template <int64_t KIND>
 void pack_row(const PackArgs &args, const uint8_t *row, int out, uint8_t *panel) {
-    const BlockFormat &format = BLOCK_FORMATS[args.kind];
+    constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
     const int64_t groups = (args.in + GROUP_SIZE - 1) / GROUP_SIZE;
     Group group{};
     for (int64_t n = 0; n < groups; ++n) {
@@ -100,18 +119,18 @@ void pack_row(const PackArgs &args, const uint8_t *row, int out, uint8_t *panel)
             const uint8_t *block = row + n * int64_t(sizeof(UnpackedBlock));
             group.scales[0] = read_half(block);
             std::memcpy(group.numbers, block + 2, GROUP_SIZE);
-        } else if (!format.has_super_blocks)
-            read_block(args.kind, row + n * file_block_bytes(args.kind), group);
+        } else if constexpr (!FORMAT.has_super_blocks)
+            read_block<KIND>(row + n * file_block_bytes(KIND), group);
         else {
-            const uint8_t *block = row + n / SUPER_GROUPS * file_block_bytes(args.kind);
+            const uint8_t *block = row + n / SUPER_GROUPS * file_block_bytes(KIND);
             const int index = int(n % SUPER_GROUPS);
-            if (args.kind == Q6_K) read_q6_k_block(block, index, group);
-            else read_k_block(args.kind, block, index, group);
-            uint8_t *header = panel + format.header_offset(n);
-            std::memcpy(header + 2 * out, args.kind == Q6_K ? block + 208 : block, 2);
-            if (format.has_min) std::memcpy(header + 2 * (PANEL_ROWS + out), block + 2, 2);
+            if constexpr (KIND == Q6_K) read_q6_k_block(block, index, group);
+            else read_k_block<KIND>(block, index, group);
+            uint8_t *header = panel + FORMAT.header_offset(n);
+            std::memcpy(header + 2 * out, KIND == Q6_K ? block + 208 : block, 2);
+            if (FORMAT.has_min) std::memcpy(header + 2 * (PANEL_ROWS + out), block + 2, 2);
         }
-        write_group(format, group, out, panel + format.group_offset(n));
+        write_group<KIND>(group, out, panel + FORMAT.group_offset(n));
     }
 }
 
@@ -161,13 +180,16 @@ void copy_rows(const CopyRowsArgs &args) {
 }
 
 void pack_blocks(const PackArgs &args) {
-    const BlockFormat &format = BLOCK_FORMATS[args.kind];
-    for (int64_t n = 0; n < args.n_panels; ++n) {
-        uint8_t *panel = (uint8_t *)args.panels + n * format.panel_bytes(args.in);
-        std::memset(panel, 0, size_t(format.panel_bytes(args.in)));
-        for (int out = 0; out < PANEL_ROWS; ++out) {
-            if (const uint8_t *row = args.rows[n * PANEL_ROWS + out])
-                pack_row(args, row, out, panel);
+    with_block_kind(args.kind, [&]<int64_t KIND>() {
+        const int64_t panel_bytes = BLOCK_FORMATS[KIND].panel_bytes(args.in);
+        for (int64_t n = 0; n < args.n_panels; ++n) {
+            uint8_t *panel = (uint8_t *)args.panels + n * panel_bytes;
+            const uint8_t *const *rows = args.rows + n * PANEL_ROWS;
+            // Rows of padding are zeros.
+            if (std::find(rows, rows + PANEL_ROWS, nullptr) != rows + PANEL_ROWS)
+                std::memset(panel, 0, size_t(panel_bytes));
+            for (int out = 0; out < PANEL_ROWS; ++out)
+                if (rows[out]) pack_row<KIND>(args, rows[out], out, panel);
         }
-    }
+    });
 }
