@@ -38,9 +38,7 @@ def main() -> None:
     model = load_model(args.model)
     task = load_task(args.task, data=args.data, chat=args.chat)
     workload = make_workload(model, task, task.calibration)
-    objective = build_replay_objective(
-        model, workload, ignore_event, text_limit_s=args.text_limit
-    )
+    objective = build_replay_objective(model, workload, ignore_event, text_limit_s=args.text_limit)
     replay, n_layers = objective.replay, model.spec.n_layers
     _, cosines = trace_residual_stream(model, replay.batches.build_sample(8, 8))
     began = perf_counter()

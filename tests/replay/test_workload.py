@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from helpers.table_model import TableModel
