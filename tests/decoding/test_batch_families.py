@@ -15,7 +15,7 @@ from helpers.marks import slow, thorough
 from helpers.threads import one_thread
 from helpers.tiny import FullModel, tiny_model_and_reference, use_engine, with_eos
 from models.every_class import build
-from models.tiny import ADAPTED, adapted, hf_model, new_hf_model
+from models.tiny import FUSED, TINY, adapted, hf_model, new_hf_model
 from models.tiny import VOCAB as FAMILY_VOCAB
 
 from skipsearch.core.mask import SkipMask
@@ -52,7 +52,12 @@ def check_family(model: ModelAdapter, full: FullModel) -> DecodeStats:
 
 
 @pytest.mark.parametrize(
-    "name", [*QUICK, *thorough(*(name for name in ADAPTED if name not in QUICK))]
+    "name",
+    [
+        *QUICK,
+        *thorough(*(name for name in TINY if name not in QUICK)),
+        *slow(*(name for name in FUSED if name not in QUICK)),
+    ],
 )
 def test_rows_of_every_family_get_what_they_get_alone(name: str) -> None:
     """Families differ in windows, ALiBi, learned positions, caps, experts and norms.

@@ -37,7 +37,7 @@ def test_greedy_tokens_are_those_of_the_masked_model_for_chains_trees_and_proces
 
 @pytest.mark.thorough
 def test_that_holds_of_every_drafting_and_another_rule() -> None:
-    check_constrained_greedy(seeds=(0, 1))
+    check_constrained_greedy(seeds=(1,))
 
 
 @pytest.mark.parametrize("engine", engine_params("native", thorough=("lean", "graph")))

@@ -33,5 +33,6 @@ def test_tokens_are_the_same_on_every_engine(check, engine: str) -> None:
         check()
 
 
+@pytest.mark.thorough
 def test_recurrent_states_stay_where_their_text_is() -> None:
     check_growing_recurrent_caches()

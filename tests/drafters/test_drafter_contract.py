@@ -246,7 +246,7 @@ def test_requests_that_interleave_draft_as_they_would_alone(kind: str) -> None:
 
     def drafts_of(prompts: Sequence[Sequence[int]], together: bool) -> list[list[tuple[int, ...]]]:
         decoder = decoder_with(model, build(kind), 4)
-        streams = [decoder.stream(prompt, 24) for prompt in prompts]
+        streams = [decoder.stream(prompt, 14) for prompt in prompts]
         chunks = list(zip_longest(*streams)) if together else list(zip_longest(*map(list, streams)))
         return [
             [tuple(chunk.tokens) for chunk in column if chunk]

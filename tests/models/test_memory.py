@@ -15,7 +15,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 import transformers
-from helpers.marks import thorough
+from helpers.marks import in_turn, thorough
 
 import skipsearch as ss
 from skipsearch.engine import native
@@ -63,12 +63,11 @@ def nothing_checked_yet(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("error", WORDS.values(), ids=list(WORDS))
+@pytest.mark.parametrize(("words", "stage"), in_turn(WORDS, list(STAGES)))
 def test_the_size_and_a_way_out_are_named_and_no_file_is_blamed(
-    error: Exception, stage: str, monkeypatch: pytest.MonkeyPatch
+    words: str, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(*STAGES[stage], raising(error))
+    monkeypatch.setattr(*STAGES[stage], raising(WORDS[words]))
     said = refusal(dtype="float32")
     assert "ran out of memory" in said
     assert "needs 39 MB for its weights as float32" in said

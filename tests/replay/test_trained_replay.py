@@ -102,9 +102,18 @@ def test_the_best_recipes_of_a_module_are_of_the_shape_asked_for_and_name_it(
 
 
 @pytest.mark.parametrize(
-    "spec", [small_module(0.1, 4), small_kangaroo(), small_s3d()], ids=lambda spec: spec.kind
+    ("covers_text", "spec"),
+    [
+        (True, small_module(0.1, 4)),
+        (False, small_kangaroo()),
+        (True, small_s3d()),
+        *(
+            pytest.param(*pair, marks=pytest.mark.thorough)
+            for pair in ((False, small_module(0.1, 4)), (True, small_kangaroo()))
+        ),
+    ],
+    ids=lambda value: getattr(value, "kind", None),
 )
-@pytest.mark.parametrize("covers_text", [True, False])
 def test_the_best_recipe_has_a_vocabulary_if_that_is_predicted_to_pay(
     replay: Replay, spec: DrafterSpec, covers_text: bool
 ) -> None:

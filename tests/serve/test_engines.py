@@ -37,7 +37,7 @@ __all__ = ["one_thread"]
 PROMPT = "a b c a b c a"
 
 
-@pytest.fixture(params=engine_params("hf", "lean", "graph", "native"))
+@pytest.fixture(params=engine_params("hf", "native", thorough=("lean", "graph")))
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with use_engine(request.param):
         yield request.param
