@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from time import perf_counter
 
@@ -43,10 +42,12 @@ from skipsearch.training.feature_file import FeatureFile, StoredText
 from skipsearch.tuning.events import StageProgress, StageStarted
 
 OWN_TASK = "chat"  # only its calibration split
-WAVE = 16  # texts that are written together
-USER_SHARE = 12  # of them, while there are prompts of the user
+WAVE = 8  # texts that are written together; as many more are hardly slower, but overrun a budget
+USER_SHARE = 6  # of them, while there are prompts of the user
 REQUEST_TOKENS = 160  # of a request that the model writes; a longer one is dropped
 MIN_ANSWER_TOKENS = 4
+MIN_GROUP_SPREAD = 32  # tokens; prompts of more than twice the length are answered later
+MAX_IDLE_WAVES = 3  # in a row without a new text, after which there is none to expect
 PACKED_TOKENS = 512  # rows of a window
 READINGS = 6  # times that the training reads each text, if its time allows
 MAX_TEXT_SHARE = 0.6  # of the budget
@@ -118,7 +119,8 @@ class HeadRequests:
                 reads_text |= not self_generated
         self.writes_requests = has_template and not reads_text
         if self.writes_requests:
-            self.own = self._list_prompts(load_task(OWN_TASK))
+            own = self._list_prompts(load_task(OWN_TASK))
+            self.own = [r for r in own if len(r.tokens) <= PACKED_TOKENS // 2]
             sources.append(f"instructions of skipsearch, and requests of {model.spec.id}")
         # Without prompts and template, the model begins from nothing.
         self.is_endless = self.writes_requests or not self.given
@@ -234,7 +236,7 @@ def collect_text(
     The texts that the file has already are not written again. is_complete: a training has begun
     with them, so none is added. Raises: ModuleError if there are fewer than two texts.
     """
-    wave = file.texts[-1].wave if file.texts else 0
+    wave, n_idle = file.texts[-1].wave if file.texts else 0, 0
     known = {tuple(text.tokens) for text in file.texts}
     on_event(StageStarted(f"{model.spec.id} answers requests and reads them"))
     while not is_complete and (limits.share_done(file) < 1 or len(file.texts) < 2):
@@ -242,20 +244,22 @@ def collect_text(
         wanted = requests.list_wave(wave)
         if not wanted:
             break
-        texts = _answer(model, wanted)
-        writing_s = (perf_counter() - started) / max(1, len(texts))
+        texts, n_before = _answer(model, wanted), len(file.texts)
         for tokens, n_prompt in texts:
             if tuple(tokens) in known:
                 continue
-            started = perf_counter()
             features = compute_features(model, tokens, top_k)
-            seconds = writing_s + perf_counter() - started
+            # The first text of a wave has the time in which all of them were written.
+            seconds, started = perf_counter() - started, perf_counter()
             file.add(StoredText(tokens, n_prompt, seconds, wave), features)
             known.add(tuple(tokens))
             share = limits.share_done(file)
             on_event(StageProgress(min(1000, int(1000 * share)), 1000))
             if share >= 1 and len(file.texts) > 1:
                 break
+        n_idle = 0 if len(file.texts) > n_before else n_idle + 1
+        if n_idle == MAX_IDLE_WAVES:
+            break
         wave += 1
     n_texts = len(file.texts)
     if n_texts < 2:
@@ -279,9 +283,7 @@ def _answer(model: ModelAdapter, requests: Sequence[HeadRequest]) -> list[tuple[
     """Return (tokens of request and answer, tokens of the request) of each text."""
     texts = [(list(r.tokens), 0) for r in requests if r.settings is None]
     pairs = [(r.settings, r.tokens) for r in requests if r.settings is not None]
-    pairs.sort(key=lambda pair: repr(pair[0]))
-    for settings, group in groupby(pairs, key=lambda pair: pair[0]):
-        prompts = [prompt for _, prompt in group]
+    for settings, prompts in _group_by_length(pairs):
         store = TextStore.open_for(model, settings)
         for prompt, answer in zip(
             prompts, write_reference_text(model, prompts, settings, store=store), strict=True
@@ -290,3 +292,18 @@ def _answer(model: ModelAdapter, requests: Sequence[HeadRequest]) -> list[tuple[
             if len(tokens) >= MIN_ANSWER_TOKENS:
                 texts.append(([*prompt, *tokens], len(prompt)))
     return texts
+
+
+def _group_by_length(
+    pairs: Sequence[tuple[TextSettings, Sequence[int]]],
+) -> list[tuple[TextSettings, list[Sequence[int]]]]:
+    """Return groups of prompts that are answered in one pass: it pads them to the longest."""
+    groups = list[tuple[TextSettings, list[Sequence[int]]]]()
+    for settings, prompt in sorted(pairs, key=lambda pair: (repr(pair[0]), len(pair[1]))):
+        if groups and settings == groups[-1][0]:
+            shortest = len(groups[-1][1][0])
+            if len(prompt) <= 2 * shortest + MIN_GROUP_SPREAD:
+                groups[-1][1].append(prompt)
+                continue
+        groups.append((settings, [prompt]))
+    return groups

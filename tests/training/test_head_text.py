@@ -13,6 +13,10 @@ from tuning.small_search import small_model, small_task
 
 from skipsearch.errors import ModuleError
 from skipsearch.models import ModelAdapter, load_adapter
+from skipsearch.replay import reference_text
+from skipsearch.replay.reference_text import TextSettings, TextStore
+from skipsearch.replay.workload import make_workload
+from skipsearch.tasks import load_task
 from skipsearch.training import head_text
 from skipsearch.training.distill_batch import TeacherTargets
 from skipsearch.training.feature_file import NO_ROW, NO_TEXT, FeatureFile, Features, StoredText
@@ -48,10 +52,13 @@ def test_without_data_half_are_instructions_and_half_the_models_own_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked, requests = written(monkeypatch), HeadRequests(chat_model(), [], None, False, 0.0, 0)
-    waves = [requests.list_wave(number) for number in range(14)]
+    n_own, half = len(requests.own), WAVE // 2
+    assert 40 < n_own < 96, "those that fit into half a window"
+    n_mixed = -(-n_own // half)
+    waves = [requests.list_wave(number) for number in range(n_mixed + 1)]
     assert {len(wave) for wave in waves} == {WAVE}
-    assert asked[:3] == [(0, 8), (8, 8), (16, 8)]
-    assert asked[-1] == (96 + 16, 16), "after 96 instructions, all are the model's own"
+    assert asked[:3] == [(0, half), (half, half), (2 * half, half)]
+    assert asked[-1] == (n_mixed * WAVE - n_own, WAVE), "then all are the model's own"
     every = [request.tokens for wave in waves for request in wave]
     assert len(every) == len(set(every))
     assert requests.list_wave(3) == waves[3], "a wave depends on its number alone"
@@ -68,9 +75,11 @@ def test_data_shifts_the_proportion_towards_the_users_prompts(
     assert 12 < n_given < 24, "the hold-out half of `tune --task log.jsonl` is not trained on"
     first, second = requests.list_wave(0), requests.list_wave(1)
     given = {request.tokens for request in requests.given}
-    assert sum(r.tokens in given for r in first) == 12
-    assert sum(r.tokens in given for r in second) == n_given - 12
-    assert asked[0] == (0, 2)
+    assert sum(r.tokens in given for r in first) == 6
+    assert sum(r.tokens in given for r in second) == 6
+    assert not {r.tokens for r in first} & {r.tokens for r in second}
+    assert asked[0] == (0, 1)
+    assert not any(r.tokens in given for r in requests.list_wave(n_given // 6 + 1))
     assert all("<|user|>question" in decode(model, tokens) for tokens in given)
 
 
@@ -104,6 +113,50 @@ def test_a_model_without_a_template_begins_from_nothing() -> None:
     texts = head_text._answer(small_model(), wave)
     assert len({tuple(tokens) for tokens, _ in texts}) > WAVE // 2
     assert {n_prompt for _, n_prompt in texts} == {1}
+
+
+def test_answers_that_a_search_stored_are_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [json.dumps({"prompt": f"def f{i}(x):"}) for i in range(6)]
+    (tmp_path / "log.jsonl").write_text("\n".join(rows))
+    model = load_adapter("demo", device="cpu", engine="hf")
+    task = load_task(tmp_path / "log.jsonl")
+    workload = make_workload(model, task, task.calibration)
+    settings = TextSettings(workload.max_new_tokens, workload.end_on_repeat, workload.sampling)
+    store = TextStore.open_for(model, settings)
+    assert store is not None
+    answer = list(range(5, 15))
+    store.add(workload.prompt_ids, [answer] * len(workload.prompt_ids), 0)
+    monkeypatch.setattr(reference_text, "generate_continuations", lambda *_: pytest.fail("written"))
+    requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
+    texts = head_text._answer(model, requests.list_wave(0))
+    assert len(texts) == len(workload.prompt_ids)
+    assert all(tokens[n_prompt:] == answer for tokens, n_prompt in texts)
+
+
+def test_prompts_of_one_pass_have_similar_lengths() -> None:
+    one, other = (TextSettings(n, None) for n in (8, 9))
+    pairs = [(one, range(n)) for n in (300, 10, 50, 590, 53, 280)] + [(other, range(50))]
+    groups = head_text._group_by_length(pairs)
+    assert [[len(p) for p in prompts] for _, prompts in groups] == [
+        [10, 50],
+        [53],
+        [280, 300, 590],
+        [50],
+    ]
+
+
+def test_a_model_that_writes_nothing_new_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model()
+    monkeypatch.setattr(head_text, "_answer", lambda *_: [([1, 2, 3, 4, 5], 1)])
+    requests = HeadRequests(model, [], None, False, 0.0, 0)
+    file = FeatureFile(tmp_path, {}, model.spec.hidden_size, 2)
+    limits = TextLimits(None, 1.0, 4000)
+    with pytest.raises(ModuleError, match="there are 1 texts"):
+        head_text.collect_text(model, requests, file, 2, limits, "none", lambda event: None)
 
 
 def decode(model: Any, tokens: tuple[int, ...]) -> str:
