@@ -45,7 +45,8 @@ from skipsearch.training.students import make_appended_layer_trainable
 TEACHER_TEXTS = 64  # texts that the fit reads at once
 FIT_ROWS_PER_INPUT = 12  # rows of text for each input of the projection, in the initial fit
 MAX_FIT_TEXTS = 512
-RIDGE = 1e-3  # of the mean square of an input
+RIDGES = (1e-3, 3e-2, 1.0)  # that are tried
+FIT_ASIDE_ONE_IN = 8  # texts by which a ridge is chosen
 
 
 def choose_vocabulary(tokens: Iterable[int], size: int, vocab_size: int) -> Vocabulary | None:
@@ -297,17 +298,38 @@ class DraftHeadStudent:
 
         The head's layer begins as a copy of the model's last layer. It agrees with the model in
         part, if its input at a row is like the last layer's input at the next token. A ridge
-        regression fits that. Rows are weighted by the inverse mean square of what they predict,
-        because a few tokens of each text have very large states.
+        regression fits that. Its ridge is the one that predicts texts kept aside best, because few
+        texts have fewer rows than there are inputs.
+        """
+        width = self.model.spec.hidden_size
+        n_texts = min(MAX_FIT_TEXTS, -(-FIT_ROWS_PER_INPUT * 2 * width // texts.shape[1]))
+        texts = texts[:n_texts]
+        n_aside = max(1, len(texts) // FIT_ASIDE_ONE_IN) if len(texts) > 1 else 0
+        gram, cross = self._sum_fit(texts[n_aside:])
+        gram_aside, cross_aside = self._sum_fit(texts[:n_aside])
+
+        def compute_error(projection: Tensor) -> float:
+            """Return the squared error on the texts kept aside, up to a constant."""
+            square = (projection @ gram_aside * projection).sum()
+            return float(square - 2 * (projection.T * cross_aside).sum())
+
+        ridge = RIDGES[0]
+        if n_aside:
+            ridge = min(RIDGES, key=lambda ridge: compute_error(_solve_ridge(gram, cross, ridge)))
+        return _solve_ridge(gram + gram_aside, cross + cross_aside, ridge).contiguous()
+
+    def _sum_fit(self, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (inputsᵀ inputs [2H, 2H], inputsᵀ outputs [2H, H]) of a fit, in float64.
+
+        Rows are weighted by the inverse mean square of what they predict, because a few tokens of
+        each text have very large states.
         """
         width, device = self.model.spec.hidden_size, self.model.spec.device
         ones = torch.ones(width, dtype=torch.float32, device=device)
-        identity = torch.eye(2 * width, dtype=torch.float32, device=device)
-        mix = InputMix(identity, ones, ones)
-        n_texts = min(MAX_FIT_TEXTS, -(-FIT_ROWS_PER_INPUT * 2 * width // texts.shape[1]))
+        mix = InputMix(torch.eye(2 * width, dtype=torch.float32, device=device), ones, ones)
         gram = torch.zeros(2 * width, 2 * width, dtype=torch.float64, device=device)
         cross = torch.zeros(2 * width, width, dtype=torch.float64, device=device)
-        for part in texts[:n_texts].split(TEACHER_TEXTS):
+        for part in texts.split(TEACHER_TEXTS) if len(texts) else ():
             tokens, hidden, last_input, same_text = self._read_fit_rows(part)
             inputs = mix(self._embed(tokens[:, 1:]).float(), hidden[:, :-1].float())[same_text]
             wanted = last_input[:, 1:].float()[same_text]
@@ -315,8 +337,7 @@ class DraftHeadStudent:
             inputs, wanted = inputs * weights, wanted * weights
             gram += (inputs.T @ inputs).double()
             cross += (inputs.T @ wanted).double()
-        gram += RIDGE * gram.diagonal().mean() * identity.double()
-        return torch.linalg.solve(gram, cross).T.contiguous()
+        return gram, cross
 
     def _read_fit_rows(self, texts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return (tokens [B, T], output and input of the last layer [B, T, H], rows [B, T − 1]).
@@ -335,6 +356,16 @@ class DraftHeadStudent:
         )
         rows = (numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] != NO_TEXT)
         return tokens, hidden, last_input, rows
+
+
+def _solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    """Return the projection [H, 2H] of a ridge regression. ridge: of the mean square of an input.
+
+    gram: [2H, 2H]. cross: [2H, H].
+    """
+    damping = torch.full_like(gram.diagonal(), ridge * float(gram.diagonal().mean()))
+    factor = torch.linalg.cholesky(gram + damping.diag())
+    return torch.cholesky_solve(cross, factor).T
 
 
 @no_grad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from decoding.mtp_checks import by_definition
 from helpers.modules import save_mtp
@@ -9,6 +10,7 @@ from helpers.tiny import VOCAB, tiny_model_and_reference
 
 from skipsearch.core.reading import Vocabulary
 from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.training import draft_head_student
 from skipsearch.training.draft_head_student import DraftHeadStudent, choose_vocabulary
 
 LENGTH = 7
@@ -34,6 +36,24 @@ def test_every_row_is_what_a_round_drafts_there() -> None:
                 assert int(targets.tokens[b, row, 0]) == int(following.argmax())
             row += 1
     assert row == hidden.shape[1]
+
+
+def test_a_fit_to_few_texts_predicts_others_better_than_one_that_repeats_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, _ = tiny_model_and_reference()
+    assert isinstance(model, HFAdapter)
+    texts = torch.randint(VOCAB, (64, 13), generator=torch.Generator().manual_seed(5))
+
+    def measure_error() -> float:
+        student = DraftHeadStudent(model, texts[:4])  # 48 rows of 64 inputs
+        gram, cross = student._sum_fit(texts[4:])
+        projection = student.mix.projection.detach().double()
+        return float((projection @ gram * projection).sum() - 2 * (projection.T * cross).sum())
+
+    chosen = measure_error()
+    monkeypatch.setattr(draft_head_student, "RIDGES", (1e-3,))
+    assert chosen < measure_error()
 
 
 def test_targets_outside_the_vocabulary_have_no_loss_and_no_agreement() -> None:
