@@ -305,10 +305,9 @@ def _loading(model: str, options: RunOptions) -> LoadOptions:
 
 
 def _fast_dtype(device: str) -> str:
-    """Return bfloat16 on a GPU and on CPUs that multiply it in hardware; float32 otherwise."""
-    import torch
-
+    """Return bfloat16 on a GPU and on CPUs that multiply it faster; float32 otherwise."""
     from skipsearch.models.loading.placement import pick_device
+    from skipsearch.training.trainer import multiplies_bfloat16_faster
 
     on_cpu = pick_device(device).type == "cpu"
-    return "bfloat16" if not on_cpu or torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+    return "bfloat16" if not on_cpu or multiplies_bfloat16_faster() else "float32"
