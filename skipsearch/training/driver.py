@@ -455,6 +455,14 @@ def train(
         before=before,
         after=measure_agreement(student, corpus),
     )
+    if trained.after < before:
+        on_event(
+            Notice(
+                f"after the training the draft names {trained.after:.3f} of the model's tokens on "
+                f"text kept aside, and before it {before:.3f}: give a longer --budget, more text "
+                "or a lower --learning-rate"
+            )
+        )
     card = ModuleCard(**student.card, base=make_base(model.spec), trained=trained)
     _report_depths(student, corpus, "after", on_event)
     path = out / student.file_name

@@ -55,6 +55,7 @@ from skipsearch.training.driver import (
 )
 from skipsearch.training.mask_selection import agreement_under
 from skipsearch.training.trainer import TrainSettings
+from skipsearch.tuning.events import Notice
 
 __all__ = ["one_thread"]
 
@@ -205,6 +206,18 @@ def test_a_training_ends_in_a_module_that_drafts_and_says_how_it_came_to_be(
     found = Decoder(model, Recipe((spec,)), module_folders=[tmp_path]).generate([1, 2, 3], 16)
     assert found.tokens == Decoder(model).generate([1, 2, 3], 16).tokens
     assert found.stats.drafted
+
+
+@pytest.mark.parametrize(("after", "n_notices"), [(0.4, 1), (0.5, 0), (0.6, 0)])
+def test_a_training_that_made_a_draft_worse_says_so(
+    after: float, n_notices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, said = iter((0.5, after)), list[object]()
+    monkeypatch.setattr(driver, "measure_agreement", lambda *_: next(measured))
+    text = text_here()
+    train(plan_kangaroo(lettered(), 2), text, tmp_path, QUICK, "90%", said.append)
+    notices = [e.sentence for e in said if isinstance(e, Notice)]
+    assert sum("a longer --budget" in sentence for sentence in notices) == n_notices
 
 
 def test_a_thin_mask_is_looked_for_where_none_is_given(tmp_path: Path) -> None:
