@@ -18,14 +18,16 @@ uint32_t state = 1;
 uint32_t next_random() { return state = state * 1664525u + 1013904223u; }
 float next_uniform() { return float(next_random() >> 8) / float(1 << 23) - 1.0f; }
 
+// Bytes of a block in a file.
+constexpr int block_bytes[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210, 110, 18, 136};
+
 // Blocks of a GGUF file with random numbers and scales near 0.01.
 std::vector<uint8_t> make_file_rows(int64_t kind, int64_t row_bytes) {
-    const int block_bytes[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210};
     std::vector<uint8_t> rows(size_t(OUT * row_bytes));
     for (uint8_t &byte : rows) byte = uint8_t(next_random() >> 24);
     for (int64_t at = 0; at < int64_t(rows.size()); at += block_bytes[kind]) {
         const uint16_t scale = uint16_t(0x2000 | (next_random() >> 22));   // a half near 0.01
-        std::memcpy(&rows[size_t(kind == Q6_K ? at + 208 : at)], &scale, 2);
+        std::memcpy(&rows[size_t(at + (kind == Q6_K ? 208 : kind == Q3_K ? 108 : 0))], &scale, 2);
         if (BLOCK_FORMATS[kind].has_min) std::memcpy(&rows[size_t(at + 2)], &scale, 2);
     }
     return rows;
@@ -41,7 +43,7 @@ int main(int, char **arguments) {
     const auto pack = (void (*)(const PackArgs *))dlsym(library, "skipsearch_pack_blocks");
     const auto multiply = (int (*)(int64_t, const ProductArgs *))dlsym(library,
                                                                        "skipsearch_run_product");
-    for (int64_t kind = Q8_0; kind <= Q6_K; ++kind) {
+    for (int64_t kind = Q8_0; kind <= IQ4_XS; ++kind) {
         const BlockFormat &format = BLOCK_FORMATS[kind];
         std::vector<uint8_t> bytes;
         int64_t row_bytes;
@@ -54,7 +56,6 @@ int main(int, char **arguments) {
             quantize(&args);
         } else {
             const int64_t in_block = GROUP_SIZE * (format.has_super_blocks ? SUPER_GROUPS : 1);
-            const int block_bytes[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210};
             row_bytes = IN / in_block * block_bytes[kind];
             bytes = make_file_rows(kind, row_bytes);
         }

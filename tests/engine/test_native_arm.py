@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from skipsearch.engine.native import build
+from skipsearch.engine.native.block_formats import BLOCK_FORMATS
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 needs_tools = pytest.mark.skipif(
@@ -23,7 +24,7 @@ needs_tools = pytest.mark.skipif(
     reason=f"needs {COMPILER} and {EMULATOR}",
 )
 INT8, INT16, FLOAT = range(3)
-N_KINDS = 9
+N_KINDS = len(BLOCK_FORMATS)
 
 
 @pytest.fixture(scope="module")

@@ -244,7 +244,8 @@ def random_blocks(name: str, out: int, width: int) -> np.ndarray:
     block_size, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (out, width // block_size, n_bytes), dtype=np.uint8)
-    halves = {"q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
+    halves = {"q6_k": (208,), "q3_k": (108,)}
+    halves |= dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2))
     for offset in halves.get(name, (0,)):
         scales = rng.uniform(-0.02, 0.02, data.shape[:2]).astype(np.float16)
         data[..., offset : offset + 2] = scales[..., None].view(np.uint8)

@@ -422,11 +422,13 @@ def quantize_with_llama_cpp(source: Path, target: Path, file_type: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("file_type", ["Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "Q3_K_M"])
+@pytest.mark.parametrize(
+    "file_type", ["Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "Q3_K_M", "IQ4_NL", "IQ4_XS", "Q2_K"]
+)
 def test_files_of_llama_cpps_quantiser_are_computed_as_they_are(
     file_type: str, tmp_path: Path
 ) -> None:
-    """Formats that have kernels stay; Q3_K has none and is unpacked."""
+    """Formats that have kernels stay; Q2_K has none and is unpacked."""
     model = new_hf_model("llama", **WIDER, mlp_bias=False, attention_bias=False).float()
     write_model(model, tmp_path / "full.gguf")
     path = tmp_path / "quantised.gguf"

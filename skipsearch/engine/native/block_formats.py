@@ -20,6 +20,7 @@ class BlockFormat:
     has_min: bool = False
     has_super_blocks: bool = False
     n_scales: int = 1  # of a block
+    has_codebook: bool = False  # bits stand for the numbers of CODEBOOK in src/blocks.h
 
     def panel_nbytes(self, n_inputs: int) -> int:
         """Return the bytes of a panel."""
@@ -48,5 +49,8 @@ BLOCK_FORMATS = {
         BlockFormat("q4_k", 7, 4, has_min=True, has_super_blocks=True),
         BlockFormat("q5_k", 8, 5, has_min=True, has_super_blocks=True),
         BlockFormat("q6_k", 9, 6, zero=32, has_super_blocks=True, n_scales=2),
+        BlockFormat("q3_k", 10, 4, zero=4, has_super_blocks=True, n_scales=2),
+        BlockFormat("iq4_nl", 11, 4, zero=128, has_codebook=True),
+        BlockFormat("iq4_xs", 12, 4, zero=128, has_super_blocks=True, has_codebook=True),
     )
 }

@@ -65,7 +65,7 @@ def _compare_formats() -> Iterator[str]:
     yield f"sizeof(BLOCK_FORMATS) / sizeof(BlockFormat) == {1 + len(BLOCK_FORMATS)}"
     for block_format in BLOCK_FORMATS.values():
         entry = f"BLOCK_FORMATS[{block_format.code}]"
-        for field in ("bits", "zero", "has_min", "has_super_blocks", "n_scales"):
+        for field in ("bits", "zero", "has_min", "has_super_blocks", "n_scales", "has_codebook"):
             yield f"{entry}.{field} == {int(getattr(block_format, field))}"
         for n_inputs in WIDTHS:
             yield f"{entry}.panel_bytes({n_inputs}) == {block_format.panel_nbytes(n_inputs)}"

@@ -20,6 +20,24 @@ inline FloatVec load_halves(const uint8_t *from) {
 #endif
 }
 
+// Returns table[byte] for each byte of the words, which is less than 16.
+inline WordVec look_up_bytes(const uint8_t (&table)[16], WordVec words) {
+#if defined(__AVX512BW__)
+    const __m512i lanes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    return (WordVec)_mm512_shuffle_epi8(lanes, (__m512i)words);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i lanes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return (WordVec)_mm256_shuffle_epi8(lanes, (__m256i)words);
+#elif defined(__aarch64__)
+    return (WordVec)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)words);
+#else
+    uint8_t bytes[sizeof words];
+    __builtin_memcpy(bytes, &words, sizeof words);
+    for (uint8_t &byte : bytes) byte = table[byte];
+    return load_bits<WordVec>(bytes);
+#endif
+}
+
 // One group of a panel, as BLOCK_FORMATS[KIND] describes it.
 template <int64_t KIND> struct GroupReader {
     static constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
@@ -56,6 +74,7 @@ template <int64_t KIND> struct GroupReader {
         if constexpr (HIGH_BITS == 1) low |= (high(0) >> step & 0x01010101u) << 4;
         if constexpr (HIGH_BITS == 2)
             low |= (high(step / 4) >> (step % 4 * 2) & 0x03030303u) << 4;
+        if constexpr (FORMAT.has_codebook) return look_up_bytes(CODEBOOK, low);
         return low;
     }
 };

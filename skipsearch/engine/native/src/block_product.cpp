@@ -54,7 +54,9 @@ template <int BITS> inline IntVec add_products(IntVec sums, WordVec words, const
 }
 
 #if defined(__ARM_FEATURE_DOTPROD)
-constexpr int zero_of(const BlockFormat &format) { return format.bits == 8 ? 0 : format.zero; }
+constexpr int zero_of(const BlockFormat &format) {
+    return format.product_bits() == 8 ? 0 : format.zero;
+}
 #else
 constexpr int zero_of(const BlockFormat &format) { return format.zero; }
 #endif
@@ -104,7 +106,7 @@ void run_tile(const Panel &panel, int64_t first, int64_t end, const RoundedRows 
 #pragma GCC unroll 2
                     for (int v = 0; v < VECS; ++v) {
                         IntVec &to = products[v][step / HALF_STEPS][r];
-                        to = add_products<FORMAT.bits>(
+                        to = add_products<FORMAT.product_bits()>(
                             to, words[v],
                             x.numbers + r * x.stride + n * GROUP_SIZE + step * STEP_SIZE);
                     }

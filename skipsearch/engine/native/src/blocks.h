@@ -1,7 +1,8 @@
 // Weights of 4 to 8 bits in blocks, which the formats of GGUF files are stored in.
 //
 // A group has GROUP_SIZE inputs of the PANEL_ROWS outputs of a panel. A weight is
-// scale * (number - zero), or scale * number + minimum, with unsigned numbers of `bits` bits.
+// scale * (number - zero), or scale * number + minimum, with unsigned numbers of `bits` bits. In a
+// format with a codebook the number is CODEBOOK[of the bits].
 // A group stores, one after the other:
 //
 // - scales: half[PANEL_ROWS], or int8[n_scales][PANEL_ROWS] if there are super-blocks
@@ -35,7 +36,10 @@ struct BlockFormat {
     int bits, zero;
     bool has_min, has_super_blocks;
     int n_scales;                  // scales of an output in a group
+    bool has_codebook;
 
+    // Bits of the numbers that are multiplied.
+    constexpr int product_bits() const { return has_codebook ? 8 : bits; }
     constexpr int number_bytes() const {
         return bits == 8 ? 2 * LOW_BYTES : LOW_BYTES + (bits - 4) * PLANE_BYTES;
     }
@@ -62,17 +66,24 @@ struct BlockFormat {
 
 // By PanelKind. The entry of DENSE is not used.
 constexpr BlockFormat BLOCK_FORMATS[] = {
-    {0, 0, false, false, 0},
-    {8, 128, false, false, 1},     // Q8_0
-    {4, 8, false, false, 1},       // Q4_0
-    {4, 0, true, false, 1},        // Q4_1
-    {5, 16, false, false, 1},      // Q5_0
-    {5, 0, true, false, 1},        // Q5_1
-    {6, 32, false, false, 1},      // Q6_0, which no file has
-    {4, 0, true, true, 1},         // Q4_K
-    {5, 0, true, true, 1},         // Q5_K
-    {6, 32, false, true, 2},       // Q6_K
+    {0, 0, false, false, 0, false},
+    {8, 128, false, false, 1, false},   // Q8_0
+    {4, 8, false, false, 1, false},     // Q4_0
+    {4, 0, true, false, 1, false},      // Q4_1
+    {5, 16, false, false, 1, false},    // Q5_0
+    {5, 0, true, false, 1, false},      // Q5_1
+    {6, 32, false, false, 1, false},    // Q6_0, which no file has
+    {4, 0, true, true, 1, false},       // Q4_K
+    {5, 0, true, true, 1, false},       // Q5_K
+    {6, 32, false, true, 2, false},     // Q6_K
+    {4, 4, false, true, 2, false},      // Q3_K: three bits in a file
+    {4, 128, false, false, 1, true},    // IQ4_NL
+    {4, 128, false, true, 1, true},     // IQ4_XS
 };
+
+// The numbers that four bits stand for in IQ4_NL and IQ4_XS: those of llama.cpp plus 128.
+constexpr uint8_t CODEBOOK[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                  129, 141, 153, 166, 181, 197, 217, 241};
 
 // Calls function.operator()<KIND>() with the kind as a constant.
 template <class Function> inline void with_block_kind(int64_t kind, Function function) {
@@ -86,6 +97,9 @@ template <class Function> inline void with_block_kind(int64_t kind, Function fun
     case Q4_K: return function.template operator()<Q4_K>();
     case Q5_K: return function.template operator()<Q5_K>();
     case Q6_K: return function.template operator()<Q6_K>();
+    case Q3_K: return function.template operator()<Q3_K>();
+    case IQ4_NL: return function.template operator()<IQ4_NL>();
+    case IQ4_XS: return function.template operator()<IQ4_XS>();
     }
 }
 
@@ -131,5 +145,6 @@ inline float read_block_weight(const Panel &panel, int64_t out, int64_t in) {
     if (format.bits == 5 || format.bits == 6)
         number |= (numbers[place.high_byte] >> place.high_shift & ((1 << (format.bits - 4)) - 1))
                   << 4;
+    if (format.has_codebook) number = CODEBOOK[number];
     return float(number - format.zero) * scale + minimum;
 }

@@ -23,7 +23,7 @@ uint16_t read_half(const uint8_t *from) {
 // Returns the bytes of a block in a file, which has GROUP_SIZE inputs, or SUPER_GROUPS times as
 // many.
 int file_block_bytes(int64_t kind) {
-    constexpr int BYTES[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210};
+    constexpr int BYTES[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210, 110, 18, 136};
     return BYTES[kind];
 }
 
@@ -71,6 +71,34 @@ void read_q6_k_block(const uint8_t *block, int index, Group &group) {
                                    (high[i] >> index % 4 * 2 & 3) << 4);
     group.scales[0] = scales[2 * index], group.scales[1] = scales[2 * index + 1];
 }
+
+// Reads group `index` of a super-block of Q3_K.
+void read_q3_k_block(const uint8_t *block, int index, Group &group) {
+    const uint8_t *high = block, *low = block + 32 + index / 4 * 32, *scales = block + 96;
+    for (int i = 0; i < GROUP_SIZE; ++i)
+        group.numbers[i] = uint8_t((low[i] >> index % 4 * 2 & 3) | (high[i] >> index & 1) << 2);
+    for (int half = 0; half < 2; ++half) {
+        const int n = 2 * index + half;
+        const int low_bits = n < 8 ? scales[n] & 15 : scales[n - 8] >> 4;
+        const int high_bits = scales[8 + n % 4] >> n / 4 * 2 & 3;
+        group.scales[half] = uint16_t((low_bits | high_bits << 4) - 32);
+    }
+}
+
+// Reads group `index` of a super-block of IQ4_XS.
+void read_iq4_xs_block(const uint8_t *block, int index, Group &group) {
+    const int high_bits = read_half(block + 2) >> 2 * index & 3;
+    const int low_bits = block[4 + index / 2] >> index % 2 * 4 & 15;
+    group.scales[0] = uint16_t((low_bits | high_bits << 4) - 32);
+    const uint8_t *numbers = block + 8 + index * GROUP_SIZE / 2;
+    for (int i = 0; i < GROUP_SIZE / 2; ++i) {
+        group.numbers[i] = numbers[i] & 15;
+        group.numbers[i + GROUP_SIZE / 2] = numbers[i] >> 4;
+    }
+}
+
+// Returns where the half of a super-block is by which its scales are multiplied.
+constexpr int scale_offset(int64_t kind) { return kind == Q6_K ? 208 : kind == Q3_K ? 108 : 0; }
 
 // Writes a group of one output into a panel, a word of STEP_SIZE numbers at a time.
 template <int64_t KIND> void write_group(const Group &group, int out, uint8_t *to) {
@@ -125,9 +153,11 @@ void pack_row(const PackArgs &args, const uint8_t *row, int out, uint8_t *panel)
             const uint8_t *block = row + n / SUPER_GROUPS * file_block_bytes(KIND);
             const int index = int(n % SUPER_GROUPS);
             if constexpr (KIND == Q6_K) read_q6_k_block(block, index, group);
+            else if constexpr (KIND == Q3_K) read_q3_k_block(block, index, group);
+            else if constexpr (KIND == IQ4_XS) read_iq4_xs_block(block, index, group);
             else read_k_block<KIND>(block, index, group);
             uint8_t *header = panel + FORMAT.header_offset(n);
-            std::memcpy(header + 2 * out, KIND == Q6_K ? block + 208 : block, 2);
+            std::memcpy(header + 2 * out, block + scale_offset(KIND), 2);
             if (FORMAT.has_min) std::memcpy(header + 2 * (PANEL_ROWS + out), block + 2, 2);
         }
         write_group<KIND>(group, out, panel + FORMAT.group_offset(n));
