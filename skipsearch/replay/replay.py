@@ -35,7 +35,7 @@ from skipsearch.models.memory import free_memory
 from skipsearch.replay.recurrent_batches import RecurrentReplayBatches
 from skipsearch.replay.reference_text import TextSettings, TextStore, write_reference_text
 from skipsearch.replay.replay_batches import ReplayBatch, ReplayBatches, logit_chunks, unpad
-from skipsearch.replay.segments import cut_segments
+from skipsearch.replay.segments import MAX_POSITIONS, cut_segments
 from skipsearch.replay.text_kv import KV_MEMORY_FRACTION, TextKV, compute_text_kv
 
 RECURRENT_NOTE = (
@@ -92,6 +92,7 @@ class Replay:
         constraint: Constraint | None = None,
         store: TextStore | None = None,
         limit_s: float | None = None,
+        max_positions: int = MAX_POSITIONS,
     ):
         """Let the model continue the prompts.
 
@@ -101,7 +102,7 @@ class Replay:
         those of the segments are copied, may take half as much again.
         constraint: the shape of the texts. A draft token that it forbids differs from the text.
         progress(tokens done, tokens that may be generated). store, limit_s: as for
-        `write_reference_text`.
+        `write_reference_text`. max_positions: of all segments together.
         Raises: SearchError if every continuation ends after one token, so that nothing can be
         replayed.
         """
@@ -134,7 +135,7 @@ class Replay:
                 "there is nothing to draft: take another task, or --chat if these are requests to "
                 "a chat model"
             )
-        self.segments = cut_segments([max(0, len(text) - 1) for text in self.texts])
+        self.segments = cut_segments([max(0, len(text) - 1) for text in self.texts], max_positions)
         self.prompt_ids = [
             [*prompts[s.text], *self.texts[s.text][: s.first]] for s in self.segments
         ]

@@ -14,8 +14,9 @@ SEGMENT_POSITIONS = 64  # a shorter one would cut too many drafts at its end
 MIN_SEGMENT_POSITIONS = 16  # a shorter rest belongs to the segment before it
 # Texts with fewer positions in all are replayed whole.
 MIN_CUT_POSITIONS = 1024
-# A share of accepted tokens is known to ± 1.5 % from as many positions.
-MAX_POSITIONS = 4096
+# A share of accepted tokens is known to ± 1.5 % from the most positions, ± 3 % from the fewest.
+MAX_POSITIONS, FEWEST_POSITIONS = 4096, 1024
+MAX_JUDGING_S = 12.0  # of a mask on all positions, by the time of a prefill
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,12 @@ class Segment:
     end: int
 
 
-def cut_segments(n_positions: Sequence[int]) -> list[Segment]:
+def choose_max_positions(row_s: float) -> int:
+    """Return how many positions masks are judged on, at most. row_s: of a prefill, for a token."""
+    return round(min(MAX_POSITIONS, max(FEWEST_POSITIONS, MAX_JUDGING_S / row_s)))
+
+
+def cut_segments(n_positions: Sequence[int], max_positions: int = MAX_POSITIONS) -> list[Segment]:
     """Return the segments to replay, neighbours from different texts.
 
     n_positions: of each text. If there are too many positions, the segments that are replayed are
@@ -45,7 +51,7 @@ def cut_segments(n_positions: Sequence[int]) -> list[Segment]:
         for text, of_text in enumerate(by_text)
         if (place := (turn + text) % deepest) < len(of_text)
     ]
-    sample, left = list[Segment](), MAX_POSITIONS
+    sample, left = list[Segment](), max_positions
     for segment in in_turn:
         if segment.end - segment.first <= left:
             sample.append(segment)

@@ -16,6 +16,7 @@ from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.forced_replay import ForcedReplay
 from skipsearch.replay.reference_text import TextSettings, TextStore
 from skipsearch.replay.replay import RECURRENT_NOTE, Replay
+from skipsearch.replay.segments import MAX_POSITIONS, choose_max_positions
 from skipsearch.replay.trained_replay import TrainedDraft, load_shipped_draft, load_trained_draft
 from skipsearch.replay.workload import Workload
 from skipsearch.timing.latency_table import load_or_measure_latency_table, main_context
@@ -54,8 +55,12 @@ def calibrate(
     trained: Sequence[TrainedDraft],
     settings: TuneSettings,
     on_event: TuneListener,
+    row_s: float,
 ) -> Calibration:
-    """Let the model continue the calibration prompts, and measure its latency table."""
+    """Let the model continue the calibration prompts, and measure its latency table.
+
+    row_s: seconds of a prefill for each token of its prompt.
+    """
     on_event(
         StageStarted(
             "writing reference text: the model continues calibration "
@@ -73,7 +78,13 @@ def calibrate(
     ]
     text_limit_s = max(MIN_TEXT_S, TEXT_SHARE * (settings.limit_s or 0.0))
     objective = build_replay_objective(
-        model, workload, on_event, settings.remeasure, shapes, text_limit_s
+        model,
+        workload,
+        on_event,
+        settings.remeasure,
+        shapes,
+        text_limit_s,
+        choose_max_positions(row_s),
     )
     return Calibration(workload.head(len(objective.replay.texts)), objective, tuple(trained))
 
@@ -85,10 +96,12 @@ def build_replay_objective(
     remeasure: bool = False,
     shapes: Sequence[str] = ("skip",),
     text_limit_s: float | None = None,
+    max_positions: int = MAX_POSITIONS,
 ) -> ReplayObjective:
     """Build the objective from the model's continuations and the latency table.
 
-    text_limit_s: time after which no further prompts are continued.
+    text_limit_s: time after which no further prompts are continued. max_positions: on which masks
+    are judged.
     """
     progress = make_progress_callback(on_event)
     text = TextSettings(
@@ -107,6 +120,7 @@ def build_replay_objective(
         constraint=calibration.constraint,
         store=TextStore.open_for(model, text),
         limit_s=text_limit_s,
+        max_positions=max_positions,
     )
     n_prompts = len(calibration.prompt_ids)
     if len(replay.texts) < n_prompts:

@@ -135,7 +135,9 @@ def tune(
 
     longest = estimate_longest_decoding(model, prompts, len(task.holdout))
     on_event(longest)
-    calibration = calibrate(model, prompts, trained, settings, on_event)
+    calibration = calibrate(
+        model, prompts, trained, settings, on_event, longest.prefill_s / longest.n_prompt
+    )
     decoding_s = predict_decoding_s(calibration.objective, longest)
 
     def report_forecast(search_s: float | None, refine_s: float) -> None:

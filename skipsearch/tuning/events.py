@@ -79,6 +79,7 @@ class LongestDecoding:
 
     token_s: float  # of plain decoding
     prefill_s: float  # of a prompt of median length
+    n_prompt: int  # tokens of that prompt
     n_texts: int  # that are decoded, one at a time
     n_tokens: int  # of a text, at most
 

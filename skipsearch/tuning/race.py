@@ -132,6 +132,7 @@ def estimate_longest_decoding(
     return LongestDecoding(
         stats.seconds_per_token or 0.0,
         stats.prefill_seconds,
+        len(prompt),
         round(raced * share + 2 * n_holdout),
         calibration.max_new_tokens,
     )

@@ -107,7 +107,7 @@ def search(
     settings = TuneSettings(
         "auto", trials, budget_s, "replay", seed, False, drafters, frozenset(), None, False
     )
-    calibration = calibrate(model, workload, (), settings, print_notice)
+    calibration = calibrate(model, workload, (), settings, print_notice, row_s=1e-3)
     outcome = search_masks(
         model, calibration, settings, None, print_notice, lambda search_s, refine_s: None
     )

@@ -179,7 +179,7 @@ def test_the_time_that_is_announced_has_the_preparation_in_it(
 def test_a_run_starts_with_how_long_its_decoding_may_take() -> None:
     output = StringIO()
     with TuneView(Terminal(file=output, width=200)) as view:
-        view(LongestDecoding(token_s=0.1, prefill_s=1.2, n_texts=230, n_tokens=128))
+        view(LongestDecoding(token_s=0.1, prefill_s=1.2, n_prompt=60, n_texts=230, n_tokens=128))
     assert output.getvalue().splitlines() == [
         "a token takes 100 ms: race and final measurement take at most about 54 min (230 texts of "
         "up to 128 tokens), after the preparation and the search"

@@ -19,11 +19,13 @@ from skipsearch.replay import segments
 from skipsearch.replay.reference_text import TextStore
 from skipsearch.replay.replay import Replay
 from skipsearch.replay.segments import (
+    FEWEST_POSITIONS,
     MAX_POSITIONS,
     MIN_CUT_POSITIONS,
     MIN_SEGMENT_POSITIONS,
     SEGMENT_POSITIONS,
     Segment,
+    choose_max_positions,
     cut_segments,
 )
 from skipsearch.replay.text_kv import TextKV, compute_text_kv
@@ -55,6 +57,15 @@ def test_no_position_is_in_two_segments_and_none_is_outside_its_text(
 def test_few_positions_are_replayed_as_whole_texts(n_positions: list[int]) -> None:
     if sum(n_positions) < MIN_CUT_POSITIONS:
         assert cut_segments(n_positions) == [Segment(i, 0, n) for i, n in enumerate(n_positions)]
+
+
+def test_a_slow_model_is_judged_on_fewer_positions() -> None:
+    limits = [choose_max_positions(row_s) for row_s in (1e-4, 2e-3, 5e-3, 1.0)]
+    assert limits[0] == limits[1] == MAX_POSITIONS
+    assert MAX_POSITIONS > limits[2] > limits[3] == FEWEST_POSITIONS
+    for limit in limits:
+        cut = cut_segments([512] * 64, limit)
+        assert sum(segment.end - segment.first for segment in cut) == pytest.approx(limit, abs=64)
 
 
 def test_a_sample_has_every_text_and_every_place() -> None:
