@@ -28,7 +28,7 @@ from skipsearch.replay.generate_together import (
 )
 
 MIN_TEXTS = 16  # are written even if they take longer than the limit
-FORMAT = "reference text 1"  # if what a text depends on changes, stored texts are not read
+FORMAT = "reference text 2"  # if what a text depends on changes, stored texts are not read
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TextStore:
 
     def __init__(self, path: Path, sampled: bool = False):
         self.path, self.sampled = path, sampled
-        self._texts = dict(_read_lines(path))
+        self._texts = dict(_read_lines(path))  # (tokens, seconds) by key
 
     @classmethod
     def open_for(cls, model: ModelAdapter, settings: TextSettings) -> TextStore | None:
@@ -73,14 +73,30 @@ class TextStore:
         path = cache_dir() / "texts" / f"{hash_facts(facts)[:24]}.jsonl"
         return cls(path, not settings.sampling.is_greedy)
 
-    def get(self, prompt: Sequence[int], seed: int) -> list[int] | None:
-        """Return the stored text of a prompt; None if it was not written yet."""
+    def get(self, prompt: Sequence[int], seed: int) -> tuple[list[int], float] | None:
+        """Return (text of a prompt, seconds that it took); None if it was not written yet."""
         return self._texts.get(self._key(prompt, seed))
 
-    def add(self, prompts: Sequence[Sequence[int]], texts: Sequence[list[int]], seed: int) -> None:
-        """Store the texts of prompts; prompt i has seed + i. A cache that is full keeps nothing."""
+    def add(
+        self,
+        prompts: Sequence[Sequence[int]],
+        texts: Sequence[list[int]],
+        seed: int,
+        seconds: float,
+    ) -> None:
+        """Store the texts of prompts; prompt i has seed + i. A cache that is full keeps nothing.
+
+        seconds: that one of them took.
+        """
         lines = [
-            json.dumps({"prompt": self._key(prompt, seed + i), "tokens": text}) + "\n"
+            json.dumps(
+                {
+                    "prompt": self._key(prompt, seed + i),
+                    "tokens": text,
+                    "seconds": round(seconds, 3),
+                }
+            )
+            + "\n"
             for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True))
         ]
         with suppress(OSError):
@@ -93,9 +109,9 @@ class TextStore:
         return hash_facts([seed if self.sampled else 0, list(prompt)])[:32]
 
 
-def _read_lines(path: Path) -> list[tuple[str, list[int]]]:
+def _read_lines(path: Path) -> list[tuple[str, tuple[list[int], float]]]:
     """Read the texts of a file, without lines that are damaged."""
-    texts = list[tuple[str, list[int]]]()
+    texts = list[tuple[str, tuple[list[int], float]]]()
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -105,7 +121,7 @@ def _read_lines(path: Path) -> list[tuple[str, list[int]]]:
             entry = json.loads(line)
             tokens = entry["tokens"]
             if tokens and all(type(token) is int and token >= 0 for token in tokens):
-                texts.append((str(entry["prompt"]), tokens))
+                texts.append((str(entry["prompt"]), (tokens, float(entry["seconds"]))))
     return texts
 
 
@@ -121,21 +137,23 @@ def write_reference_text(
     """Return the continuations of the first prompts: of all of them, if the time suffices.
 
     store: texts that are known already, and where new ones are kept. limit_s: after this many
-    seconds no wave begins, but MIN_TEXTS texts are written in any case. max_kv_bytes: memory for
+    seconds no wave begins, but MIN_TEXTS texts are written in any case. The time that stored texts
+    took counts, so that a resumed search has the texts of the first one. max_kv_bytes: memory for
     the K/V of texts that are written here. progress(tokens done, tokens that may be generated).
     """
     generate = generate_continuations if model.spec.ragged_batches else continue_in_turn
     wave = prompts_per_pass(model) if model.spec.ragged_batches else 1
-    started, total = perf_counter(), len(prompt_ids) * settings.max_new_tokens
+    spent_s, total = 0.0, len(prompt_ids) * settings.max_new_tokens
     continuations = list[Continuation]()
     while len(continuations) < len(prompt_ids):
         begin = len(continuations)
         seed = settings.seed + begin
         stored = None if store is None else store.get(prompt_ids[begin], seed)
         if stored is not None:
-            continuations.append(Continuation(stored))
+            continuations.append(Continuation(stored[0]))
+            spent_s += stored[1]
             continue
-        is_over_time = limit_s is not None and perf_counter() - started > limit_s
+        is_over_time = limit_s is not None and spent_s > limit_s
         if is_over_time and begin >= MIN_TEXTS:
             break
         prompts = [prompt_ids[begin]]
@@ -144,6 +162,7 @@ def write_reference_text(
                 break
             prompts.append(prompt)
         before = begin * settings.max_new_tokens
+        started = perf_counter()
         written = generate(
             model,
             prompts,
@@ -156,8 +175,10 @@ def write_reference_text(
             keep_kv=max_kv_bytes > 0,
         )
         max_kv_bytes -= sum(text.kv.nbytes for text in written if text.kv is not None)
+        wave_s = perf_counter() - started
+        spent_s += wave_s
         if store is not None:
-            store.add(prompts, [text.tokens for text in written], seed)
+            store.add(prompts, [text.tokens for text in written], seed, wave_s / len(prompts))
         continuations += written
     progress(total, total)  # some texts may be stored, or left out
     return continuations

@@ -100,11 +100,12 @@ def test_a_killed_process_loses_no_finished_wave(
         "[]",
         "null",
         '{"prompt": "x"}',
-        '{"prompt": "x", "tokens": ["a"]}',
-        '{"tokens": [1]}',
+        '{"prompt": "x", "tokens": ["a"], "seconds": 1}',
+        '{"prompt": "x", "tokens": [1]}',
+        '{"tokens": [1], "seconds": 1}',
         "\x00",
     ],
-    ids=["cut", "list", "null", "no tokens", "no numbers", "no prompt", "binary"],
+    ids=["cut", "list", "null", "no tokens", "no numbers", "no time", "no prompt", "binary"],
 )
 def test_damaged_lines_are_not_read(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a.jsonl"
@@ -121,9 +122,17 @@ def test_after_the_limit_no_wave_begins_but_enough_texts_are_written(
     store = TextStore(tmp_path / "a.jsonl")
     assert len(write(store, limit_s=-1)) == 6
     assert len(write(store, limit_s=60)) == 20
-    assert len(write(TextStore(tmp_path / "a.jsonl"), limit_s=-1)) == 20, (
-        "stored texts cost no time"
-    )
+    assert len(write(TextStore(tmp_path / "a.jsonl"), limit_s=-1)) == 20, "stored texts are used"
+
+
+def test_the_time_of_stored_texts_counts_so_that_the_next_search_has_the_same(
+    tmp_path: Path,
+) -> None:
+    store = TextStore(tmp_path / "a.jsonl")
+    for i, text in enumerate(tokens(write(None, n=16))):
+        store.add([PROMPTS[i]], [text], i, seconds=3.0)
+    assert len(write(TextStore(store.path), limit_s=45)) == 16
+    assert len(write(TextStore(store.path), limit_s=49)) == 20
 
 
 def test_texts_of_another_model_or_setting_are_not_read(
@@ -161,7 +170,7 @@ def test_texts_of_another_model_or_setting_are_not_read(
 def test_a_sampled_text_depends_on_its_seed(tmp_path: Path) -> None:
     for sampled in (True, False):
         store = TextStore(tmp_path / f"{sampled}.jsonl", sampled)
-        store.add([[1, 2]], [[3, 4]], seed=5)
+        store.add([[1, 2]], [[3, 4]], seed=5, seconds=1.5)
         again = TextStore(store.path, sampled)
-        assert again.get([1, 2], 5) == [3, 4]
-        assert again.get([1, 2], 6) == (None if sampled else [3, 4])
+        assert again.get([1, 2], 5) == ([3, 4], 1.5)
+        assert again.get([1, 2], 6) == (None if sampled else ([3, 4], 1.5))

@@ -118,7 +118,7 @@ def test_a_position_is_judged_alike_in_a_segment_and_in_its_whole_text(
     monkeypatch.setattr(replay_module, "compute_text_kv", read_once)
     stored = Replay(model, PROMPTS, 90, None, store=TextStore(store.path))
     assert len(read) == len(PROMPTS), "once for all segments of a text"
-    assert TextStore(store.path).get(PROMPTS[0], 0) == whole.texts[0]
+    assert TextStore(store.path).get(PROMPTS[0], 0)[0] == whole.texts[0]  # type: ignore[index]
     expected = whole(MASK)
     for replay in (cut, stored, computed):
         assert replay.texts == whole.texts

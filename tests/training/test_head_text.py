@@ -127,7 +127,7 @@ def test_answers_that_a_search_stored_are_not_written_again(
     store = TextStore.open_for(model, settings)
     assert store is not None
     answer = list(range(5, 15))
-    store.add(workload.prompt_ids, [answer] * len(workload.prompt_ids), 0)
+    store.add(workload.prompt_ids, [answer] * len(workload.prompt_ids), 0, 1.0)
     monkeypatch.setattr(reference_text, "generate_continuations", lambda *_: pytest.fail("written"))
     requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
     texts = head_text._answer(model, requests.list_wave(0))
