@@ -127,7 +127,7 @@ def build_replay_objective(
         on_event(
             Notice(
                 f"the search uses the first {len(replay.texts)} of {n_prompts} calibration "
-                f"prompts, which took {text_limit_s:.0f} s to continue; a longer --budget "
+                f"prompts, since text is written for {text_limit_s:.0f} s; a longer --budget "
                 "uses more"
             )
         )
