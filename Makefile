@@ -1,7 +1,7 @@
 # make demo   tune, write a profile and decode with it, on the model that comes with the package
 # make test   lint code, texts and words, type-check, test
 # make lint   the first part of make test: code, texts, words, types
-# make thorough   the tests that decode for long, which `make test` leaves out; CI runs those of losslessness: TESTS='tests/decoding tests/drafters'
+# make thorough   the tests that decode for long, which `make test` leaves out; CI runs those of losslessness and of shared searches
 # make real   by hand: fetch a pretrained model (98 MB), tune it on chats, decode with it and compare with llama.cpp; under 10 minutes on 2 cores, results in build/real/
 # make real-large   by hand: the same with a model of 1.5 B parameters (1.1 GB in 22 packages), and the tests that need it
 # make real-short   fetch the same model and run the tests that need it; CI does so
