@@ -112,22 +112,22 @@ def test_rows_and_sessions_of_a_batch_come_back_after_an_error_at_any_point(
         with out_of_memory(OF_A_BATCH[where], after) as failed:
             for tokens in _run(batch, own):
                 assert tokens == "MemoryError" or tokens in [
-                    full.greedy(prompt, 12) for prompt in (TEXT, PROMPTS[0])
+                    full.greedy(prompt, 20) for prompt in (TEXT, PROMPTS[0])
                 ]
         assert failed or after
         assert batch.n_free == 3
         assert batch._batch_cache is not None
         assert not batch._batch_cache._rows_in_use(), "every row is free"
         assert not batch._batch_cache._prompts
-        assert _run(batch, own) == [full.greedy(prompt, 12) for prompt in (TEXT, TEXT, PROMPTS[0])]
+        assert _run(batch, own) == [full.greedy(prompt, 20) for prompt in (TEXT, TEXT, PROMPTS[0])]
 
 
 def _run(batch: Batch, own: PrefixCache) -> list[Any]:
     """Return the tokens of three requests, or the errors that ended them."""
     rows = [
-        batch.join(Request(TEXT, 12), prefix_cache=own),
-        batch.join(Request(TEXT, 12), tenant="a"),
-        batch.join(Request(PROMPTS[0], 12), tenant="a"),
+        batch.join(Request(TEXT, 20), prefix_cache=own),
+        batch.join(Request(TEXT, 20), tenant="a"),
+        batch.join(Request(PROMPTS[0], 20), tenant="a"),
     ]
     read: list[list[int]] = [[], [], []]
     while batch.running:
