@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -264,8 +265,13 @@ class PanelPacker:
                     dense = matrix.dequantize_rows(rows[rows >= 0]).to(self.dtype)
                     _copy_dense(panel[None], F.pad(dense, (0, 0, 0, PANEL_ROWS - len(dense)))[None])
             else:
-                row_addresses = torch.where(outputs < 0, 0, addresses[outputs])
-                self._pack_blocks(panels, kind, memory, row_addresses, is_unpacked=False)
+                n_threads = min(torch.get_num_threads(), end - first)
+                parts = (
+                    torch.where(outputs < 0, 0, addresses[outputs]).tensor_split(n_threads),
+                    memory.view(end - first, -1).tensor_split(n_threads),
+                )
+                with ThreadPoolExecutor(n_threads) as executor:
+                    list(executor.map(partial(self._pack_blocks, panels, kind, False), *parts))
         return panels
 
     def rounded_nbytes(self, matrix: Linear, bits: int) -> int:
@@ -312,7 +318,7 @@ class PanelPacker:
         for kind, to, rows in _iter_chunks(panels, read_rows):
             blocks = quantize(rows.flatten(0, 1), bits, self.library).flatten(1)
             addresses = blocks.data_ptr() + torch.arange(len(blocks)) * blocks.shape[1]
-            self._pack_blocks(panels, kind, to, addresses, is_unpacked=True)
+            self._pack_blocks(panels, kind, True, addresses, to)
 
     def _choose_kinds(self, matrix: Linear, interleave: int) -> list[int]:
         """Return the kind (DENSE or a block format) of each panel.
@@ -351,31 +357,19 @@ class PanelPacker:
         )
 
     def _pack_blocks(
-        self, panels: PanelLinear, kind: int, to: Tensor, addresses: Tensor, is_unpacked: bool
+        self, panels: PanelLinear, kind: int, is_unpacked: bool, addresses: Tensor, to: Tensor
     ) -> None:
-        addresses = addresses.contiguous().view(-1, PANEL_ROWS)
-        n_threads = min(torch.get_num_threads(), len(addresses))
-
-        def pack_part(part: tuple[Tensor, Tensor]) -> None:
-            rows, memory = part
-            self.library.pack_blocks(
-                structs.PackArgs(
-                    rows=rows.data_ptr(),
-                    is_unpacked=is_unpacked,
-                    n_panels=len(rows),
-                    kind=kind,
-                    panels=memory.data_ptr(),
-                    **{"in": panels.shape[1]},
-                )
+        addresses = addresses.contiguous()
+        self.library.pack_blocks(
+            structs.PackArgs(
+                rows=addresses.data_ptr(),
+                is_unpacked=is_unpacked,
+                n_panels=addresses.numel() // PANEL_ROWS,
+                kind=kind,
+                panels=to.data_ptr(),
+                **{"in": panels.shape[1]},
             )
-
-        parts = zip(
-            addresses.tensor_split(n_threads),
-            to.view(len(addresses), -1).tensor_split(n_threads),
-            strict=True,
         )
-        with ThreadPoolExecutor(n_threads) as executor:
-            list(executor.map(pack_part, parts))
 
 
 def _unrounded(matrix: StoredFusedLinear) -> tuple[StoredFusedLinear, int] | None:
