@@ -85,7 +85,7 @@ def drop_hopeless(candidates: Sequence[Candidate]) -> list[Candidate]:
     The two fastest stay in any case.
     """
     fastest, *others = sorted(map(_predicted_time, candidates))
-    limit_s = max(HOPELESS_RATIO * fastest, *others[:1], fastest)
+    limit_s = max([HOPELESS_RATIO * fastest, *others[:1]])
     return [candidate for candidate in candidates if _predicted_time(candidate) <= limit_s]
 
 
