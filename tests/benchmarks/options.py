@@ -32,6 +32,18 @@ def make_parser(
     return parser
 
 
+def make_text_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of a model's name and of the options for a task's text."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--data", help="a file with the text of a published task")
+    parser.add_argument("--chat", action="store_true", help="prompts are requests to a chat model")
+    return parser
+
+
 def load_chosen_model(args: argparse.Namespace) -> ModelAdapter:
     """Load the model that the options name, and set the number of threads."""
     torch.set_num_threads(args.threads)

@@ -12,10 +12,10 @@ after each of some lookups.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
+from options import make_text_parser
 
 from skipsearch import load_model
 from skipsearch.core.mask import SkipMask
@@ -32,11 +32,7 @@ N_LOOKUPS = 6  # tried before drafts of the model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--task", required=True)
-    parser.add_argument("--data")
-    parser.add_argument("--chat", action="store_true")
+    parser = make_text_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=32)
     args = parser.parse_args()
     model = load_model(args.model)

@@ -8,10 +8,10 @@ that searchers get.
 
 from __future__ import annotations
 
-import argparse
 from time import perf_counter
 
 import numpy as np
+from options import make_text_parser
 from scipy.stats import spearmanr
 
 from skipsearch import load_model
@@ -28,11 +28,7 @@ from skipsearch.tuning.events import ignore_event
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--task", required=True)
-    parser.add_argument("--data")
-    parser.add_argument("--chat", action="store_true")
+    parser = make_text_parser(__doc__)
     parser.add_argument("--text-limit", type=float, default=45, help="seconds of reference text")
     args = parser.parse_args()
     model = load_model(args.model)

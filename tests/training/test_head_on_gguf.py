@@ -104,11 +104,11 @@ def test_a_trained_head_drafts_for_its_file_without_changing_a_token(tmp_path: P
         drafted = accepted = 0
         for prompt in texts(6).tolist():
             plain = Decoder(model).generate(prompt, 40, ignore_eos=True)
-            found = Decoder(model, Recipe((spec,)), module_folders=[out]).generate(
+            answer = Decoder(model, Recipe((spec,)), module_folders=[out]).generate(
                 prompt, 40, ignore_eos=True
             )
-            assert found.tokens == plain.tokens
-            drafted, accepted = drafted + found.stats.drafted, accepted + found.stats.accepted
+            assert answer.tokens == plain.tokens
+            drafted, accepted = drafted + answer.stats.drafted, accepted + answer.stats.accepted
         assert 0 < accepted < drafted
 
 
