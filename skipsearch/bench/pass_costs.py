@@ -11,7 +11,7 @@ from typing import Any
 
 from skipsearch.bench.llama_cpp import LlamaCpp
 from skipsearch.core.reading import Reading
-from skipsearch.engine.draft_model import (
+from skipsearch.engine.reduced_model import (
     can_restrict_head,
     list_draft_weights,
     release_draft_copies,

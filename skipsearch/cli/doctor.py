@@ -160,7 +160,7 @@ def _check_draft_formats() -> str:
         return "not timed, because other programs keep the cores busy"
     from skipsearch.core.reading import READ_ALL, Reading
     from skipsearch.engine import load_model
-    from skipsearch.engine.draft_model import list_draft_weights, release_draft_copies
+    from skipsearch.engine.reduced_model import list_draft_weights, release_draft_copies
     from skipsearch.timing.reading_costs import measure_format_costs
 
     model = load_model("demo", device="cpu")  # on the engine native if it was built before

@@ -72,11 +72,11 @@ class Replay:
     `token_budgets` are those of the segments: what comes before a segment is its prompt.
 
     texts: the whole continuations, of the first prompts.
-    draft_model: the model that drafts, unless a call names another; None: the verifying model.
+    drafting_model: the model that drafts, unless a call names another; None: the verifying model.
     vocabulary: the tokens that drafts can propose; None: all.
     """
 
-    draft_model: ModelAdapter | None = None
+    drafting_model: ModelAdapter | None = None
     vocabulary: Vocabulary | None = None
 
     def __init__(
@@ -183,10 +183,12 @@ class Replay:
                 text_kv[i] = kv = compute_text_kv(self.model, [*prompts[i], *text[:-1]])
                 max_bytes -= 0 if kv is None else kv.nbytes
 
-    def with_draft(self, draft_model: ModelAdapter | None, vocabulary: Vocabulary | None) -> Replay:
+    def with_draft(
+        self, drafting_model: ModelAdapter | None, vocabulary: Vocabulary | None
+    ) -> Replay:
         """Return a replay of the same texts for drafts of another model or vocabulary."""
         replay = copy(self)
-        replay.draft_model, replay.vocabulary = draft_model, vocabulary
+        replay.drafting_model, replay.vocabulary = drafting_model, vocabulary
         return replay
 
     def __call__(
@@ -194,15 +196,15 @@ class Replay:
         mask: SkipMask,
         max_prompts: int | None = None,
         batch_indices: Sequence[int] | None = None,
-        draft_model: ModelAdapter | None = None,
+        drafting_model: ModelAdapter | None = None,
     ) -> list[PromptReplay]:
         """Judge a mask on each prompt whose continuation has at least two tokens.
 
         max_prompts: judge about this many prompts. batch_indices: judge these batches. None: all.
-        draft_model: the model that drafts, if its weights differ from the verifying model's.
+        drafting_model: the model that drafts, if its weights differ from the verifying model's.
         """
-        draft_model = draft_model or self.draft_model
-        return self.judge(mask, [self.vocabulary], max_prompts, batch_indices, draft_model)[0]
+        drafting_model = drafting_model or self.drafting_model
+        return self.judge(mask, [self.vocabulary], max_prompts, batch_indices, drafting_model)[0]
 
     @no_grad
     def judge(
@@ -211,12 +213,12 @@ class Replay:
         vocabularies: Sequence[Vocabulary | None],
         max_prompts: int | None = None,
         batch_indices: Sequence[int] | None = None,
-        draft_model: ModelAdapter | None = None,
+        drafting_model: ModelAdapter | None = None,
     ) -> list[list[PromptReplay]]:
         """Judge a mask with each vocabulary, from the same passes. Arguments are as for a call."""
         # Below this layer the draft equals the full model. Layers whose K/V others read run again.
         changed = min(mask.sublayers, default=2 * mask.n_layers) // 2
-        first = 0 if draft_model is not None else min([changed, *self.model.spec.lending_layers])
+        first = 0 if drafting_model is not None else min([changed, *self.model.spec.lending_layers])
         prompts: list[tuple[int, int]] = []  # (prompt index, positions)
         # (acceptance, confidence, rank) by vocabulary and batch
         judged: list[list[Judgement]] = [[] for _ in vocabularies]
@@ -226,10 +228,10 @@ class Replay:
             else (self.batches[i] for i in batch_indices)
         ):
             states = run_layers(
-                draft_model or self.model, b.hidden_states[first], b.cache, b.plan, mask, first
+                drafting_model or self.model, b.hidden_states[first], b.cache, b.plan, mask, first
             )
             of_batch = self._judge_batch(
-                b, unpad(states, b.valid_positions), draft_model or self.model, vocabularies
+                b, unpad(states, b.valid_positions), drafting_model or self.model, vocabularies
             )
             for by_batch, judgement in zip(judged, of_batch, strict=True):
                 by_batch.append(judgement)
@@ -274,12 +276,12 @@ class Replay:
         self,
         mask: SkipMask,
         max_prompts: int | None = None,
-        draft_model: ModelAdapter | None = None,
+        drafting_model: ModelAdapter | None = None,
     ) -> float:
         """Return α of the mask, the mean acceptance over positions."""
         return float(
             np.concatenate(
-                [r.acceptance for r in self(mask, max_prompts, draft_model=draft_model)]
+                [r.acceptance for r in self(mask, max_prompts, drafting_model=drafting_model)]
             ).mean()
         )
 
@@ -287,7 +289,7 @@ class Replay:
         self,
         b: ReplayBatch,
         states: Tensor,
-        draft_model: ModelAdapter,
+        drafting_model: ModelAdapter,
         vocabularies: Sequence[Vocabulary | None],
     ) -> list[Judgement]:
         """Judge the batch's positions with each vocabulary.
@@ -301,7 +303,7 @@ class Replay:
         ]
         judged: list[list[Judgement]] = [[] for _ in vocabularies]
         for chunk in logit_chunks(self.model, len(states)):
-            logits = draft_model.head(states[chunk][None])[0]
+            logits = drafting_model.head(states[chunk][None])[0]
             positions = b.valid_positions[chunk].to(logits.device)
             for of_vocabulary, first_use in zip(judged, first_uses, strict=True):
                 masked = logits

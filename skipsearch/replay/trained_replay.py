@@ -27,7 +27,7 @@ from skipsearch.drafters.s3d.weights import load_multi_token
 from skipsearch.drafters.trained.module_files import find_module_file, read_module_header
 from skipsearch.drafters.trained.module_weights import load_drafting_model
 from skipsearch.engine import can_start_midway, forward, no_grad
-from skipsearch.engine.draft_model import can_restrict_head
+from skipsearch.engine.reduced_model import can_restrict_head
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner
 from skipsearch.replay.draft_head_replay import replay_draft_head
@@ -145,7 +145,7 @@ def _load_trained_draft(
         mask,
         lambda replay, readings: [
             rounds_from_replay(replayed)
-            for replayed in replay.judge(mask, vocabularies_of(readings), draft_model=draft)
+            for replayed in replay.judge(mask, vocabularies_of(readings), drafting_model=draft)
         ],
         lambda policy, reading: Adapted.from_module(
             mask, policy.draft_length, policy.exit, ref, policy.siblings, reading.vocabulary

@@ -243,7 +243,7 @@ class RoundTimer:
         self, model: ModelAdapter, max_draft: int, context: int, sampling: SamplingParams = GREEDY
     ):
         self.model, self.device = model, model.spec.device
-        self.draft_model: ModelAdapter = model
+        self.drafting_model: ModelAdapter = model
         # Of draft tokens and of the full model's.
         self.sampler: TokenSampler = make_sampler(sampling, torch.Generator(self.device))
         self.draft_sampler: TokenSampler = self.sampler
@@ -269,10 +269,10 @@ class RoundTimer:
         self.cache.length = context
         self.drafts_in_one_call = self._draft_in_one_call(SkipMask(model.spec.n_layers), 1)
 
-    def with_draft(self, draft_model: ModelAdapter, sampler: TokenSampler) -> RoundTimer:
+    def with_draft(self, drafting_model: ModelAdapter, sampler: TokenSampler) -> RoundTimer:
         """Return a timer whose draft steps run another model, on the same cache."""
         timer = copy(self)
-        timer.draft_model, timer.draft_sampler = draft_model, sampler
+        timer.drafting_model, timer.draft_sampler = drafting_model, sampler
         return timer
 
     @no_grad
@@ -331,7 +331,7 @@ class RoundTimer:
         """Run draft steps in one call of the engine; return False if it has no such call."""
         token, sampler = self.tokens[:, :1], self.draft_sampler
         scores = draft_chain(
-            self.draft_model, token, self.cache, self.planner, mask, sampler, steps, 0.0
+            self.drafting_model, token, self.cache, self.planner, mask, sampler, steps, 0.0
         )
         if scores is None:
             return False
@@ -345,7 +345,13 @@ class RoundTimer:
             return
         plan = self.planner.plan_chain(self.context, 1)
         scored = draft_step(
-            self.draft_model, self.tokens[:, :1], self.cache, plan, mask, self.draft_sampler, True
+            self.drafting_model,
+            self.tokens[:, :1],
+            self.cache,
+            plan,
+            mask,
+            self.draft_sampler,
+            True,
         )
         _, self.draft_probs = self.draft_sampler.draw(scored)
         assert scored.confidence is not None

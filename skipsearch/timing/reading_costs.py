@@ -9,9 +9,9 @@ from statistics import median
 from skipsearch.core.cost_model import Costs, ReadingCosts
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import READ_ALL, Reading, Vocabulary
-from skipsearch.drafters.draft_model_session import HeadRowsSampler
+from skipsearch.drafters.reduced_session import HeadRowsSampler
 from skipsearch.engine import no_grad
-from skipsearch.engine.draft_model import can_restrict_head, get_draft_copy, make_draft_model
+from skipsearch.engine.reduced_model import can_restrict_head, get_draft_copy, make_reduced_model
 from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.timing.latency import RoundTimer
@@ -80,10 +80,10 @@ def _time_with(timer: RoundTimer, model: ModelAdapter, reading: Reading, rows: i
         draft = get_draft_copy(model, reading.weights)
         return timer.with_draft(draft, timer.sampler)
     vocabulary = Vocabulary(lowest=rows, tokens="")
-    draft_model = make_draft_model(model, replace(reading, vocabulary=vocabulary))
-    assert draft_model.new_head is not None
-    head = draft_model.new_head()
-    return timer.with_draft(draft_model.restrict(head), HeadRowsSampler(timer.sampler, head))
+    reduced_model = make_reduced_model(model, replace(reading, vocabulary=vocabulary))
+    assert reduced_model.new_head is not None
+    head = reduced_model.new_head()
+    return timer.with_draft(reduced_model.restrict(head), HeadRowsSampler(timer.sampler, head))
 
 
 def _fit_formats(

@@ -30,8 +30,8 @@ from skipsearch.drafters.mtp.weights import (
     plan_depth,
 )
 from skipsearch.engine import no_grad, run_layers
-from skipsearch.engine.draft_model import can_restrict_head, make_draft_model
 from skipsearch.engine.native import NativeAdapter
+from skipsearch.engine.reduced_model import can_restrict_head, make_reduced_model
 from skipsearch.models import weight_overlay
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
@@ -177,10 +177,10 @@ class DraftHeadStudent:
         adapter = weight_overlay.append_layer(model, model.spec.n_layers - 1)
         assert isinstance(adapter, HFAdapter)
         if vocabulary is not None and can_restrict_head(adapter):
-            draft_model = make_draft_model(adapter, Reading(vocabulary=vocabulary))
-            assert draft_model.new_head is not None
-            self._rows = draft_model.new_head()
-            adapter = draft_model.restrict(self._rows)  # type: ignore[assignment]
+            reduced_model = make_reduced_model(adapter, Reading(vocabulary=vocabulary))
+            assert reduced_model.new_head is not None
+            self._rows = reduced_model.new_head()
+            adapter = reduced_model.restrict(self._rows)  # type: ignore[assignment]
         return adapter, model.spec.n_layers
 
     def head(self, h: Tensor) -> Tensor:

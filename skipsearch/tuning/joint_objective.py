@@ -58,7 +58,7 @@ class JointObjective:
         """Return the objective that predicts the least time of a mask on a small sample."""
         by_model: dict[int, list[ReplayObjective]] = {}
         for one in self.by_reading.values():
-            by_model.setdefault(id(one.replay.draft_model), []).append(one)
+            by_model.setdefault(id(one.replay.drafting_model), []).append(one)
         predicted = [
             (seconds, one)
             for group in by_model.values()

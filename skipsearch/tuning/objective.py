@@ -150,15 +150,15 @@ class ReplayObjective:
         )
 
     def with_reading(
-        self, reading: Reading, draft_model: ModelAdapter | None, costs: Costs
+        self, reading: Reading, drafting_model: ModelAdapter | None, costs: Costs
     ) -> ReplayObjective:
         """Return an objective for drafts that read something else.
 
-        draft_model: the model that drafts, with its whole head; None: the verifying model. costs:
+        drafting_model: the model that drafts, with its whole head; None: the verifying model. costs:
         of such drafts.
         """
         objective = copy(self)
-        objective.replay = self.replay.with_draft(draft_model, reading.vocabulary)
+        objective.replay = self.replay.with_draft(drafting_model, reading.vocabulary)
         objective.costs, objective.reading = costs, reading
         objective._leader, objective._rounds = [], {}
         return objective
@@ -229,7 +229,7 @@ class ReplayObjective:
             mask,
             [one.replay.vocabulary for one in vocabularies],
             batch_indices=self._rungs[0],
-            draft_model=self.replay.draft_model,
+            drafting_model=self.replay.drafting_model,
         )
         return [
             one.predict_coarse(rounds_from_replay(of_one), mask).seconds_per_token

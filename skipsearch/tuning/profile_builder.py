@@ -11,7 +11,7 @@ from skipsearch.core.machine import describe_machine, software_versions, source_
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import DecodeStats, DrafterStats, Estimate
 from skipsearch.drafters.lookup.spec import Lookup
-from skipsearch.engine.draft_model import make_draft_model
+from skipsearch.engine.reduced_model import make_reduced_model
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter, ModelSpec
 from skipsearch.profile import Interval, Profile, round_significant
@@ -233,7 +233,7 @@ def _drafter_counts(
 def _count_draft_bytes(model: ModelAdapter, recipe: Recipe) -> int:
     """Return the memory that drafts need besides the model's, in bytes."""
     readings = {spec.reading for spec in recipe.drafters if not spec.reading.is_everything}
-    return sum(make_draft_model(model, reading).nbytes for reading in readings) + sum(
+    return sum(make_reduced_model(model, reading).nbytes for reading in readings) + sum(
         ref.parameters * model.spec.dtype.itemsize for ref in recipe.modules
     )
 

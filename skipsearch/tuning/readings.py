@@ -14,7 +14,7 @@ from typing import Any
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary
-from skipsearch.engine.draft_model import estimate_draft_bytes, get_draft_copy, list_draft_weights
+from skipsearch.engine.reduced_model import estimate_draft_bytes, get_draft_copy, list_draft_weights
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.loading.placement import in_gb
 from skipsearch.models.memory import free_memory
@@ -140,7 +140,7 @@ class ReadingSearch:
         for done, read in enumerate(self.formats):
             progress(done, len(self.formats))
             by_vocabulary = self.base.replay.judge(
-                mask, self.vocabularies, JUDGED_SEGMENTS, draft_model=self._copy_for(read)
+                mask, self.vocabularies, JUDGED_SEGMENTS, drafting_model=self._copy_for(read)
             )
             for vocabulary, replayed in zip(self.vocabularies, by_vocabulary, strict=True):
                 reading = replace(read, vocabulary=vocabulary)

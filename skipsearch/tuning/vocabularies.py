@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from skipsearch.core.reading import Vocabulary
-from skipsearch.engine.draft_model import can_restrict_head
+from skipsearch.engine.reduced_model import can_restrict_head
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.timing.reading_costs import SMALL_HEAD_ROWS
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading, Vocabulary
-from skipsearch.drafters.draft_model_session import HeadRowsSampler
+from skipsearch.drafters.reduced_session import HeadRowsSampler
 from skipsearch.engine import draft_chain, draft_step, no_grad
-from skipsearch.engine.draft_model import make_draft_model
+from skipsearch.engine.reduced_model import make_reduced_model
 from skipsearch.engine.sampler import SamplingParams, TemperatureSampler, TokenSampler
 from skipsearch.models.adapter import ModelAdapter
 
@@ -53,10 +53,10 @@ def check_sampled_draft(
     target, inner = model, [seeded(sampling, seed) for _ in range(2)]
     samplers: list[TokenSampler] = [*inner]
     if vocabulary is not None:
-        draft_model = make_draft_model(model, Reading(vocabulary=vocabulary))
-        assert draft_model.new_head is not None
-        head = draft_model.new_head()
-        target = draft_model.restrict(head)
+        reduced_model = make_reduced_model(model, Reading(vocabulary=vocabulary))
+        assert reduced_model.new_head is not None
+        head = reduced_model.new_head()
+        target = reduced_model.restrict(head)
         samplers = [HeadRowsSampler(sampler, head) for sampler in inner]
     pending, chain_cache, planner = prefilled(model, 9)
     scores = draft_chain(

@@ -77,12 +77,12 @@ class ExactReplay:
 
     @no_grad
     def __call__(
-        self, mask: SkipMask, draft_model: ModelAdapter | None = None
+        self, mask: SkipMask, drafting_model: ModelAdapter | None = None
     ) -> list[ExactDrafts]:
         """Return the drafts of each prompt whose continuation has at least two tokens, in order."""
         found: dict[int, ExactDrafts] = {}
         for b in self.replay.batches:
-            right, confidence, rank = self._draft_batch(b, mask, draft_model or self.model)
+            right, confidence, rank = self._draft_batch(b, mask, drafting_model or self.model)
             for row, (prompt, length) in enumerate(zip(b.prompt_indices, b.n_valid, strict=True)):
                 found[prompt] = ExactDrafts(
                     right[row, :length],
@@ -93,13 +93,13 @@ class ExactReplay:
         return [found[prompt] for prompt in sorted(found)]
 
     def count_stats(
-        self, mask: SkipMask, policy: DraftPolicy, draft_model: ModelAdapter | None = None
+        self, mask: SkipMask, policy: DraftPolicy, drafting_model: ModelAdapter | None = None
     ) -> DecodeStats:
         """Return what a `Decoder` with this policy counts on these prompts."""
-        return count_exact_rounds(self(mask, draft_model), policy)
+        return count_exact_rounds(self(mask, drafting_model), policy)
 
     def _draft_batch(
-        self, b: ReplayBatch, mask: SkipMask, draft_model: ModelAdapter
+        self, b: ReplayBatch, mask: SkipMask, drafting_model: ModelAdapter
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (accepted, confidence, rank), all [B, T, D]; a few positions at a time."""
         texts, anchors = b.input_ids.shape
@@ -116,7 +116,7 @@ class ExactReplay:
             room = max(self.replay.token_budgets[p] for p in b.prompt_indices) - start - 1
             for d in range(min(self.depth, room)):
                 plan = self._make_plan(b, start, token.shape[1], d)
-                logits = forward(draft_model, token, cache, plan, mask)
+                logits = forward(drafting_model, token, cache, plan, mask)
                 token, confidence[:, some, d] = greedy_token(logits)
                 drafted[:, some, d] = token
                 rank[:, some, d] = token_ranks(known[:, some, d].clamp(min=0), logits)

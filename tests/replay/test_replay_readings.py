@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading, Vocabulary
-from skipsearch.engine.draft_model import get_draft_copy
+from skipsearch.engine.reduced_model import get_draft_copy
 from skipsearch.models import ModelAdapter
 from skipsearch.replay.replay import Replay
 

@@ -58,7 +58,7 @@ class Adapted(Skip):
         return (self.module,)
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
-        from skipsearch.drafters.draft_model_session import draft_with
+        from skipsearch.drafters.reduced_session import draft_with
         from skipsearch.drafters.skip.session import SkipDrafter
         from skipsearch.drafters.trained.module_weights import load_drafting_model
 

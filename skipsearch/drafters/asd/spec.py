@@ -47,7 +47,7 @@ class ASD(ReadingSpec):
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.asd.session import ASDDrafter
-        from skipsearch.drafters.draft_model_session import reduce_reading
+        from skipsearch.drafters.reduced_session import reduce_reading
 
         return reduce_reading(ASDDrafter(self, model), model, self.reading)
 

@@ -52,7 +52,7 @@ class CLaSp(ReadingSpec):
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.clasp.session import CLaSpDrafter
-        from skipsearch.drafters.draft_model_session import reduce_reading
+        from skipsearch.drafters.reduced_session import reduce_reading
 
         return reduce_reading(CLaSpDrafter(self, model), model, self.reading)
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from skipsearch.core.recipe import Siblings
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, PartialPass
-from skipsearch.drafters.draft_model_session import draft_with
 from skipsearch.drafters.exits import Exit
 from skipsearch.drafters.kangaroo.spec import Kangaroo
 from skipsearch.drafters.kangaroo.weights import EarlyExitDraft, load_early_exit
+from skipsearch.drafters.reduced_session import draft_with
 from skipsearch.drafters.skip.session import SharedExit, TokenwiseSession
 from skipsearch.engine import LayerInputTap, LayerTap, can_start_midway
 from skipsearch.engine.sampler import TokenSampler

@@ -34,7 +34,7 @@ ADAPTER_PREFIX = "adapter."
 
 
 class EarlyExitDraft:
-    """A draft model that has the model's first layers, the adapter, the head and its own cache.
+    """The part of a model that drafts: first layers, adapter, head, and a cache of its own.
 
     model: runs the layers below the exit. adapter: the model with the adapter as one more layer
     (`weight_overlay.append_layer`).

@@ -11,11 +11,11 @@ from torch import Tensor
 from skipsearch.core.reading import Reading
 from skipsearch.core.recipe import Siblings
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter
-from skipsearch.drafters.draft_model_session import draft_with
 from skipsearch.drafters.exits import Exit
 from skipsearch.drafters.mtp.shipped import load_head_of
 from skipsearch.drafters.mtp.spec import Mtp
 from skipsearch.drafters.mtp.weights import DraftHead, load_draft_head
+from skipsearch.drafters.reduced_session import draft_with
 from skipsearch.drafters.skip.session import SharedExit, TokenwiseSession
 from skipsearch.engine import LayerInputTap, LayerTap
 from skipsearch.engine.sampler import TokenSampler

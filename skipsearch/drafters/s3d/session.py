@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
-from skipsearch.drafters.draft_model_session import draft_with
+from skipsearch.drafters.reduced_session import draft_with
 from skipsearch.drafters.s3d.spec import S3D, DraftTree
 from skipsearch.drafters.s3d.weights import MultiTokenDraft, load_multi_token
 from skipsearch.errors import ModuleError

@@ -32,7 +32,7 @@ MASK_EMBEDDINGS = "unknown.weight"  # [γ − 1, H]: the embeddings of unknown t
 
 
 class MultiTokenDraft:
-    """A draft model that drafts all tokens in one pass.
+    """A model that drafts all tokens in one pass.
 
     model: the model that the pass runs under `mask`. mask_embeddings: [γ − 1, H].
     """

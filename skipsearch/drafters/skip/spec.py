@@ -74,7 +74,7 @@ class Skip(ReadingSpec):
         )
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
-        from skipsearch.drafters.draft_model_session import reduce_reading
+        from skipsearch.drafters.reduced_session import reduce_reading
         from skipsearch.drafters.skip.session import SkipDrafter
 
         skip = SkipDrafter(self.mask(model.spec.n_layers), self.exit, self.siblings)

@@ -131,7 +131,7 @@ class SWIFT(ReadingSpec):
     exit: AnyExit
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
-        from skipsearch.drafters.draft_model_session import reduce_reading
+        from skipsearch.drafters.reduced_session import reduce_reading
         from skipsearch.drafters.swift.session import SWIFTDrafter
 
         return reduce_reading(SWIFTDrafter(self, model), model, self.reading)

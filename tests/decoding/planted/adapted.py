@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from skipsearch.decoding import loop
 from skipsearch.drafters import DecodeContext
-from skipsearch.drafters.draft_model_session import DraftModelSession
+from skipsearch.drafters.reduced_session import ReducedSession
 
 from ..adapted_checks import check_adapted, check_adapted_drafts
 from .register import caught_by
@@ -17,10 +17,10 @@ from .register import caught_by
 @caught_by(check_adapted)
 def trained_weights_verify() -> Iterator[None]:
     """The trained sub-layers are put into the model itself, so that verification runs them too."""
-    real = DraftModelSession.begin
+    real = ReducedSession.begin
 
-    def begin(self: DraftModelSession, ctx: DecodeContext) -> None:
-        ctx.model = self.draft_model.model
+    def begin(self: ReducedSession, ctx: DecodeContext) -> None:
+        ctx.model = self.reduced_model.model
         real(self, ctx)
 
     real_full = loop.DecodeLoop._run_round
@@ -30,7 +30,7 @@ def trained_weights_verify() -> Iterator[None]:
             return real_full(self, request, room)
 
     with (
-        patch.object(DraftModelSession, "begin", begin),
+        patch.object(ReducedSession, "begin", begin),
         patch.object(loop.DecodeLoop, "_run_round", rounds),
     ):
         yield
@@ -40,6 +40,6 @@ def trained_weights_verify() -> Iterator[None]:
 def trained_weights_are_never_used() -> Iterator[None]:
     """Decoding is lossless but gains nothing: the draft uses the model's own weights."""
     with patch.object(
-        DraftModelSession, "draft", lambda self, ctx, most: self.session.draft(ctx, most)
+        ReducedSession, "draft", lambda self, ctx, most: self.session.draft(ctx, most)
     ):
         yield

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skipsearch.decoding import loop
 from skipsearch.drafters import DecodeContext, Draft
-from skipsearch.drafters.draft_model_session import DraftModelDrafter
+from skipsearch.drafters.reduced_session import ReducedDrafter
 from skipsearch.drafters.s3d import session
 from skipsearch.drafters.s3d.session import S3DDrafter
 from skipsearch.drafters.s3d.weights import MultiTokenDraft
@@ -36,7 +36,7 @@ def changes_for_drafting_verify(real, self, *arguments, **options):
     """The low-rank updates are added to the model itself, so that verification uses them too."""
     inner = [getattr(drafter, "inner", None) for _, drafter in self.drafters]
     changed = next(
-        (drafter.draft_model.model for drafter in inner if isinstance(drafter, DraftModelDrafter)),
+        (drafter.reduced_model.model for drafter in inner if isinstance(drafter, ReducedDrafter)),
         self.model,
     )
     with patch.object(self, "model", changed):

@@ -55,7 +55,7 @@ _copying = threading.Lock()
 
 
 @dataclass(frozen=True)
-class DraftModel:
+class ReducedModel:
     """A model that reads what a `Reading` says.
 
     model: the model for passes with the whole head. new_head: makes the rows of the head for a
@@ -97,7 +97,7 @@ def can_restrict_head(model: ModelAdapter) -> bool:
     return isinstance(model, NativeAdapter | FusedAdapter | GraphAdapter)
 
 
-def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
+def make_reduced_model(model: ModelAdapter, reading: Reading) -> ReducedModel:
     """Return the model for drafts that read what `reading` says.
 
     Copies are shared between all drafts of a model.
@@ -107,7 +107,7 @@ def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
     drafting = get_draft_copy(model, reading.weights)
     nbytes = 0 if drafting is model else _copy_bytes(model, drafting)
     if reading.vocabulary is None:
-        return DraftModel(drafting, None, nbytes)
+        return ReducedModel(drafting, None, nbytes)
     multiple = PANEL_ROWS if isinstance(model, NativeAdapter) else 1
     tokens = torch.tensor(
         fill_up(reading.vocabulary.token_ids(), model.spec.vocab_size, multiple),
@@ -115,11 +115,11 @@ def make_draft_model(model: ModelAdapter, reading: Reading) -> DraftModel:
     )
     if isinstance(drafting, NativeAdapter):
         shared = SharedHeadRows(drafting, tokens)
-        return DraftModel(drafting, partial(PanelHeadRows, shared), nbytes + shared.nbytes)
+        return ReducedModel(drafting, partial(PanelHeadRows, shared), nbytes + shared.nbytes)
     weight, bias = _head_of(drafting)
     rows = weight[tokens]
     new_head = partial(TorchHeadRows, weight, bias, tokens, rows)
-    return DraftModel(drafting, new_head, nbytes + rows.nbytes)
+    return ReducedModel(drafting, new_head, nbytes + rows.nbytes)
 
 
 def get_draft_copy(model: ModelAdapter, weights: DraftWeights) -> ModelAdapter:

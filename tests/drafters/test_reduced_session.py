@@ -10,8 +10,8 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading, Vocabulary
 from skipsearch.core.recipe import Siblings
 from skipsearch.drafters import Draft
-from skipsearch.drafters.draft_model_session import DraftModelSession
 from skipsearch.drafters.exits.fixed import Fixed
+from skipsearch.drafters.reduced_session import ReducedSession
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.engine.sampler import GreedySampler
 from skipsearch.errors import MaskError
@@ -76,7 +76,7 @@ def test_each_draft_knows_the_tokens_of_the_text_so_far() -> None:
     with use_engine("native"):
         ctx = context()
         session = skip_few().build(ctx.model, []).new_session()
-        assert isinstance(session, DraftModelSession)
+        assert isinstance(session, ReducedSession)
         session.draft(ctx, 3)
         assert session._head is not None
         assert set(PROMPT) <= set(session._head.token_ids.tolist())
@@ -105,11 +105,11 @@ def test_a_vocabulary_of_another_model_is_refused_in_one_sentence() -> None:
 
 
 def test_two_samplers_of_different_heads_are_told_apart() -> None:
-    from skipsearch.drafters.draft_model_session import HeadRowsSampler
-    from skipsearch.engine.draft_model import make_draft_model
+    from skipsearch.drafters.reduced_session import HeadRowsSampler
+    from skipsearch.engine.reduced_model import make_reduced_model
 
     model = tiny_model_and_reference()[0]
-    new_head = make_draft_model(model, Reading(vocabulary=FEW)).new_head
+    new_head = make_reduced_model(model, Reading(vocabulary=FEW)).new_head
     assert new_head is not None
     first, second = new_head(), new_head()
     keys = [HeadRowsSampler(GreedySampler(), head).key for head in (first, second)]

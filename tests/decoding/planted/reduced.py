@@ -10,7 +10,7 @@ import torch
 
 from skipsearch.decoding import loop
 from skipsearch.drafters import DecodeContext
-from skipsearch.drafters.draft_model_session import DraftModelSession, HeadRowsSampler
+from skipsearch.drafters.reduced_session import HeadRowsSampler, ReducedSession
 from skipsearch.drafters.skip.session import SkipSession
 from skipsearch.models.head_rows import HeadRows
 
@@ -21,10 +21,10 @@ from .register import caught_by, planted
 @caught_by(check_reduced_greedy)
 def rounded_weights_verify() -> Iterator[None]:
     """The copy in fewer bits runs the verify passes too."""
-    real_begin, real_round = DraftModelSession.begin, loop.DecodeLoop._run_round
+    real_begin, real_round = ReducedSession.begin, loop.DecodeLoop._run_round
 
-    def begin(self: DraftModelSession, ctx: DecodeContext) -> None:
-        ctx.model = self.draft_model.model
+    def begin(self: ReducedSession, ctx: DecodeContext) -> None:
+        ctx.model = self.reduced_model.model
         real_begin(self, ctx)
 
     def run_round(self: loop.DecodeLoop, request: Any, room: int) -> list[int]:
@@ -32,7 +32,7 @@ def rounded_weights_verify() -> Iterator[None]:
             return real_round(self, request, room)
 
     with (
-        patch.object(DraftModelSession, "begin", begin),
+        patch.object(ReducedSession, "begin", begin),
         patch.object(loop.DecodeLoop, "_run_round", run_round),
     ):
         yield

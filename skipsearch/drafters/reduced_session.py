@@ -13,7 +13,7 @@ from torch import Tensor
 from skipsearch.core.reading import Reading
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession, LearningDrafter
 from skipsearch.engine import LayerTap
-from skipsearch.engine.draft_model import DraftModel, make_draft_model
+from skipsearch.engine.reduced_model import ReducedModel, make_reduced_model
 from skipsearch.engine.sampler import TokenSampler
 from skipsearch.errors import MaskError
 from skipsearch.models.adapter import DraftScores, DrawSettings, ModelAdapter
@@ -37,23 +37,23 @@ def draft_with(drafter: Drafter, model: ModelAdapter, reading: Reading) -> Draft
     """
     learns = isinstance(drafter, LearningDrafter)
     try:
-        draft_model = make_draft_model(model, reading)
-        return (LearningDraftModelDrafter if learns else DraftModelDrafter)(drafter, draft_model)
+        reduced_model = make_reduced_model(model, reading)
+        return (LearningReducedDrafter if learns else ReducedDrafter)(drafter, reduced_model)
     except ValueError as error:
         raise MaskError(f"{error}; was this vocabulary made for another model?") from None
 
 
-class DraftModelDrafter:
+class ReducedDrafter:
     """A drafter that runs another drafter on a draft model."""
 
-    def __init__(self, drafter: Drafter, draft_model: DraftModel):
-        self.drafter, self.draft_model = drafter, draft_model
+    def __init__(self, drafter: Drafter, reduced_model: ReducedModel):
+        self.drafter, self.reduced_model = drafter, reduced_model
 
-    def new_session(self) -> DraftModelSession:
-        return DraftModelSession(self.drafter.new_session(), self.draft_model)
+    def new_session(self) -> ReducedSession:
+        return ReducedSession(self.drafter.new_session(), self.reduced_model)
 
 
-class LearningDraftModelDrafter(DraftModelDrafter):
+class LearningReducedDrafter(ReducedDrafter):
     """A drafter on a draft model whose own drafter learns from request to request."""
 
     drafter: LearningDrafter  # type: ignore[assignment]
@@ -63,15 +63,15 @@ class LearningDraftModelDrafter(DraftModelDrafter):
         return self.drafter.is_learning
 
 
-class DraftModelSession(DraftSession):
+class ReducedSession(DraftSession):
     """A session that gives another session the draft model for its draft passes.
 
     The tokens of the request are added to the head before each draft. Draft passes with a part of
     the vocabulary are not merged with those of other requests, because heads differ.
     """
 
-    def __init__(self, session: DraftSession, draft_model: DraftModel):
-        self.session, self.draft_model = session, draft_model
+    def __init__(self, session: DraftSession, reduced_model: ReducedModel):
+        self.session, self.reduced_model = session, reduced_model
         self.observes_hidden, self.selects_mask = session.observes_hidden, session.selects_mask  # type: ignore[misc]
         self.observes_last_hidden_only = session.observes_last_hidden_only  # type: ignore[misc]
         self._head: HeadRows | None = None
@@ -96,11 +96,11 @@ class DraftModelSession(DraftSession):
 
     def _reduce(self, ctx: DecodeContext) -> DecodeContext:
         """Return the context with the reduced model, whose head has the tokens of the text."""
-        model, sampler = self.draft_model.model, ctx.sampler
-        if self.draft_model.new_head is not None:
+        model, sampler = self.reduced_model.model, ctx.sampler
+        if self.reduced_model.new_head is not None:
             if self._head is None:
-                self._head = self.draft_model.new_head()
-                self._restricted = self.draft_model.restrict(self._head)
+                self._head = self.reduced_model.new_head()
+                self._restricted = self.reduced_model.restrict(self._head)
             assert self._restricted is not None
             self._head.add(ctx.history[self._n_added :])
             self._n_added = len(ctx.history)

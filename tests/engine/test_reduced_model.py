@@ -24,15 +24,15 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import BITS_OF_WEIGHTS, DraftWeights, Reading, Vocabulary
 from skipsearch.engine import forward, load_model, no_grad
 from skipsearch.engine.cuda_graph import GraphAdapter
-from skipsearch.engine.draft_model import (
+from skipsearch.engine.engines import wrap_engine
+from skipsearch.engine.native.blocks import quantize, round_weight, split_blocks
+from skipsearch.engine.reduced_model import (
     can_restrict_head,
     get_draft_copy,
     list_draft_weights,
-    make_draft_model,
+    make_reduced_model,
     release_draft_copies,
 )
-from skipsearch.engine.engines import wrap_engine
-from skipsearch.engine.native.blocks import quantize, round_weight, split_blocks
 from skipsearch.errors import ModelError
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.families.table import family_of
@@ -71,9 +71,9 @@ def test_a_restricted_head_scores_its_tokens_as_the_whole_head_does(
 ) -> None:
     model = model_on(engine)
     reading = Reading(weights, Vocabulary.from_ids(tokens))
-    draft_model = make_draft_model(model, reading)
-    assert draft_model.new_head is not None
-    head = draft_model.new_head()
+    reduced_model = make_reduced_model(model, reading)
+    assert reduced_model.new_head is not None
+    head = reduced_model.new_head()
     for more in added:
         head.add(more)
     ids = head.token_ids
@@ -81,7 +81,7 @@ def test_a_restricted_head_scores_its_tokens_as_the_whole_head_does(
     assert {*tokens, *(token for more in added for token in more)} <= set(ids.tolist())
     assert torch.equal(head.rows_of(ids), torch.arange(head.count))
     whole = logits_of(get_draft_copy(model, weights))[:, ids]
-    restricted = logits_of(draft_model.restrict(head))
+    restricted = logits_of(reduced_model.restrict(head))
     if engine in ("native", NATIVE_8BIT):
         assert torch.equal(restricted, whole)
     else:
@@ -89,14 +89,16 @@ def test_a_restricted_head_scores_its_tokens_as_the_whole_head_does(
 
 
 def test_requests_do_not_see_each_others_tokens() -> None:
-    draft_model = make_draft_model(model_on("native"), Reading("int8", Vocabulary.from_ids([1])))
-    assert draft_model.new_head is not None
-    first, second = draft_model.new_head(), draft_model.new_head()
+    reduced_model = make_reduced_model(
+        model_on("native"), Reading("int8", Vocabulary.from_ids([1]))
+    )
+    assert reduced_model.new_head is not None
+    first, second = reduced_model.new_head(), reduced_model.new_head()
     first.add([60, 61])
     second.add([63])
     assert not {60, 61} & set(second.token_ids.tolist())
     assert torch.equal(
-        logits_of(draft_model.restrict(second))[:, -1],
+        logits_of(reduced_model.restrict(second))[:, -1],
         logits_of(get_draft_copy(model_on("native"), "int8"))[:, 63],
     )
 
@@ -211,10 +213,10 @@ def test_every_engine_restricts_its_head(engine: str) -> None:
 def test_on_graph_a_model_with_few_rows_of_the_head_shares_captured_layers() -> None:
     model = model_on("graph")
     assert isinstance(model, GraphAdapter)
-    draft_model = make_draft_model(model, Reading(vocabulary=Vocabulary.from_ids([1, 5])))
-    assert draft_model.new_head is not None
-    head, mask = draft_model.new_head(), SkipMask(LAYERS, (1,))
-    restricted = draft_model.restrict(head)
+    reduced_model = make_reduced_model(model, Reading(vocabulary=Vocabulary.from_ids([1, 5])))
+    assert reduced_model.new_head is not None
+    head, mask = reduced_model.new_head(), SkipMask(LAYERS, (1,))
+    restricted = reduced_model.restrict(head)
     assert isinstance(restricted, GraphAdapter)
     cache, planner = model.new_cache(1, 64), Planner(64, model.spec.device)
     prompt = torch.tensor([[3, 9, 4]])
@@ -233,7 +235,7 @@ def test_on_graph_a_model_with_few_rows_of_the_head_shares_captured_layers() -> 
 
 def test_a_token_outside_the_model_is_refused() -> None:
     with pytest.raises(ValueError, match=str(VOCAB)):
-        make_draft_model(model_on("native"), Reading(vocabulary=Vocabulary.from_ids([VOCAB])))
+        make_reduced_model(model_on("native"), Reading(vocabulary=Vocabulary.from_ids([VOCAB])))
 
 
 def test_a_model_of_another_kind_has_no_such_draft() -> None:
