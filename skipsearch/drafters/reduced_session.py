@@ -44,7 +44,7 @@ def draft_with(drafter: Drafter, model: ModelAdapter, reading: Reading) -> Draft
 
 
 class ReducedDrafter:
-    """A drafter that runs another drafter on a draft model."""
+    """A drafter that runs another drafter on a reduced model."""
 
     def __init__(self, drafter: Drafter, reduced_model: ReducedModel):
         self.drafter, self.reduced_model = drafter, reduced_model
@@ -54,7 +54,7 @@ class ReducedDrafter:
 
 
 class LearningReducedDrafter(ReducedDrafter):
-    """A drafter on a draft model whose own drafter learns from request to request."""
+    """A drafter on a reduced model whose own drafter learns from request to request."""
 
     drafter: LearningDrafter  # type: ignore[assignment]
 
@@ -64,7 +64,7 @@ class LearningReducedDrafter(ReducedDrafter):
 
 
 class ReducedSession(DraftSession):
-    """A session that gives another session the draft model for its draft passes.
+    """A session that gives another session the reduced model for its draft passes.
 
     The tokens of the request are added to the head before each draft. Draft passes with a part of
     the vocabulary are not merged with those of other requests, because heads differ.

@@ -154,8 +154,8 @@ class ReplayObjective:
     ) -> ReplayObjective:
         """Return an objective for drafts that read something else.
 
-        drafting_model: the model that drafts, with its whole head; None: the verifying model. costs:
-        of such drafts.
+        drafting_model: the model that drafts, with its whole head; None: the verifying model.
+        costs: of such drafts.
         """
         objective = copy(self)
         objective.replay = self.replay.with_draft(drafting_model, reading.vocabulary)
