@@ -6,6 +6,7 @@ llama.cpp, where it is installed, reads the same vocabularies.
 from __future__ import annotations
 
 import json
+import socket
 import warnings
 from functools import cache
 from pathlib import Path
@@ -309,3 +310,21 @@ def test_an_invalid_id_is_a_warning_where_the_token_is_not_needed(tmp_path: Path
     tokenizer = read_tokenizer(file, 5000)
     assert (tokenizer.pad_token, tokenizer.bos_token) == (None, None)
     assert len(tokenizer) == len(vocabulary()[0]) + 1
+
+
+def test_a_large_vocabulary_is_read_without_a_look_at_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers asks the Hub about names of models with more than 100,000 tokens."""
+    asked: list[Any] = []
+
+    def refuse(*names: Any, **options: Any) -> None:
+        asked.append(names)
+        raise OSError("there is no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    extra = tuple(f"<{i}>" for i in range(100_001))
+    file = read_gguf(write_vocabulary(tmp_path / "large.gguf", extra, pre="gpt-2"))
+    tokenizer = read_tokenizer(file, 200_000)
+    assert tokenizer("<7>").input_ids == [len(tokenizer) - len(extra) + 7]
+    assert (asked, tokenizer.name_or_path) == ([], "large.gguf")

@@ -20,6 +20,18 @@ KEEPS_SPACES = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
+class _Uncopied:
+    """A tokenizer that transformers takes as it is: a copy of a large vocabulary takes longer than
+    all other steps of reading it.
+    """
+
+    def __init__(self, backend: Tokenizer):
+        self.backend = backend
+
+    def __deepcopy__(self, memo: Any) -> Tokenizer:
+        return self.backend
+
+
 def find_special_token(file: GGUFFile, name: str, vocab_size: int) -> int | None:
     """Return the id of a special token such as `bos`; None if the file has none, or no valid one.
 
@@ -65,7 +77,6 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
                 backend, adds_bos = _build_sentencepiece(file, tokens, types), True
             else:
                 raise ValueError(f"its kind is {kind[:40]!r}, and gpt2 and llama are read")
-            vocabulary = backend.get_vocab(with_added_tokens=False)
             is_phi3 = re.search("phi-?3", file.get("general.name", str, ""), re.I) is not None
             for token_type, add in (
                 (CONTROL, backend.add_special_tokens),
@@ -79,16 +90,18 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
                         special=token_type == CONTROL,
                     )
                     for token, own_type in zip(tokens, types, strict=True)
-                    if own_type == token_type and token in vocabulary
+                    if own_type == token_type and backend.token_to_id(token) is not None
                 ]
                 add(whole)
-            return PreTrainedTokenizerFast(
-                tokenizer_object=backend,
-                name_or_path=file.name,  # for errors
+            tokenizer = PreTrainedTokenizerFast(
+                tokenizer_object=_Uncopied(backend),
                 add_bos_token=_read_flag(file, "add_bos_token", adds_bos),
                 add_eos_token=_read_flag(file, "add_eos_token", False),
                 **settings,
             )
+            # For errors. Given earlier, transformers would ask the Hub about a model of this name.
+            tokenizer.name_or_path = file.name
+            return tokenizer
     except Exception as error:  # tokenizers raises bare Exception
         raise GGUFError(
             f"{file.name}: its tokenizer cannot be read ({first_line_of(error)}); take the "
