@@ -29,7 +29,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary, is_stored
 from skipsearch.core.registry import resolve_name
-from skipsearch.core.schema_types import Fraction, FrozenModel, ModuleRef, is_none
+from skipsearch.core.schema_types import DraftModelRef, Fraction, FrozenModel, ModuleRef, is_none
 from skipsearch.errors import DecodeError, SkipSearchError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ DRAFTERS: dict[str, str] = {
     "kangaroo": "skipsearch.drafters.kangaroo.spec:Kangaroo",
     "s3d": "skipsearch.drafters.s3d.spec:S3D",
     "mtp": "skipsearch.drafters.mtp.spec:Mtp",
+    "draft-model": "skipsearch.drafters.draft_model.spec:DraftModel",
 }
 # To add one: a file in drafters/exits/ and a line here.
 EXITS: dict[str, str] = {
@@ -139,6 +140,11 @@ class DrafterSpec(FrozenModel):
         """The modules (trained weights) that it needs."""
         return ()
 
+    @property
+    def draft_model(self) -> DraftModelRef | None:
+        """The second model that it drafts with; None: the verifying model drafts, or none does."""
+        return None
+
     def mask(self, n_layers: int) -> SkipMask | None:
         """Return the skip mask of its draft passes; None if it drafts without a pass of the model.
 
@@ -205,6 +211,12 @@ class Recipe:
     def modules(self) -> tuple[ModuleRef, ...]:
         """The modules that its drafters need."""
         return tuple(dict.fromkeys(ref for drafter in self.drafters for ref in drafter.modules))
+
+    @property
+    def draft_models(self) -> tuple[DraftModelRef, ...]:
+        """The second models that its drafters need."""
+        refs = (drafter.draft_model for drafter in self.drafters)
+        return tuple(dict.fromkeys(ref for ref in refs if ref is not None))
 
     def mask(self, n_layers: int) -> SkipMask | None:
         """Return the first mask among its drafters, the one that a search varies.

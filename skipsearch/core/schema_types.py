@@ -106,6 +106,24 @@ class ModuleRef(FrozenModel):
     )
 
 
+class DraftModelRef(FrozenModel):
+    """A reference to a model that drafts for another one.
+
+    The SHA-256 identifies it. A list on each machine says where local models lie.
+    """
+
+    id: Text = Field(
+        description="`demo`, a Hub id with its revision, or the name of a local file or folder"
+    )
+    weights_sha256: Sha256 = Field(description="hash of the weights")
+    n_layers: int = Field(ge=1, le=1024, description="decoder layers, 1..1024")
+    weight_bytes: Positive = Field(description="memory that the weights take")
+    dtype: Dtype = Field(description="type the weights ran in")
+    quantization: Text | None = Field(
+        default=None, exclude_if=is_none, description="quantisation method; left out if none"
+    )
+
+
 class Interval(FrozenModel):
     """A positive mean and its 95 % interval."""
 

@@ -146,6 +146,7 @@ class RowLease:
             return
         with self._prefix_cache.lease(lease.history, 1, model) as prefix:
             lease.cache.copy_from(prefix.cache, prefix.cache.length)
+            lease.cache.companions = prefix.cache.companions
             lease.cache.length = prefix.cache.length
             try:
                 yield

@@ -15,6 +15,7 @@ from skipsearch.core.machine import synchronize
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import DecodeStats, DrafterCost, DrafterStats
 from skipsearch.decoding.acceptor import MAX_FORCED, Acceptor, ForcedSession
+from skipsearch.decoding.draft_models import load_draft_models
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.prefix_cache import CacheSource, Lease, lend
 from skipsearch.decoding.prompt_parts import read_parts
@@ -114,6 +115,7 @@ class DecodeLoop:
         self.model, self.exact, self.drafter_costs = model, exact, drafter_costs
         self.draft_forced = draft_forced
         self.answer_memory = AnswerMemory(remember_tokens) if remember_tokens else None
+        self.draft_models = load_draft_models(recipe, model, module_folders)
         self.drafters = [
             (spec.draft_length, spec.build(model, module_folders)) for spec in recipe.drafters
         ]

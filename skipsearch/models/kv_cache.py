@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -73,6 +73,19 @@ def resize(buffer: Tensor, slots: int) -> Tensor:
     return resized
 
 
+class CompanionCache(Protocol):
+    """What another model keeps of the same text."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def reset(self) -> None:
+        """Forget all tokens. Buffers may stay allocated."""
+
+    def shrink(self, slots: int) -> None:
+        """Free the memory of slots beyond the capacity of a cache for `slots`."""
+
+
 class KVCache:
     """Keys and values of every layer, [B, heads, slots, head_dim] each.
 
@@ -89,6 +102,8 @@ class KVCache:
         self.length = 0  # slots with committed K/V of the full model; a rollback does not change it
         self.keys: list[Tensor | None] = [None] * n_layers
         self.values: list[Tensor | None] = [None] * n_layers
+        # By their owner, such as a drafter. They are reused and reset with this cache.
+        self.companions: dict[object, CompanionCache] = {}
 
     def reserve(self, slots: int) -> None:
         """Grow the cache to at least `slots` slots."""
@@ -97,6 +112,8 @@ class KVCache:
 
     def shrink(self, slots: int) -> None:
         """Free the memory of slots beyond the capacity of a cache for `slots`."""
+        for companion in self.companions.values():
+            companion.shrink(slots)
         if self.capacity > round_slots(slots):
             self._set_capacity(round_slots(slots))
             for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
@@ -168,12 +185,13 @@ class KVCache:
     def reset(self) -> None:
         """Remove all tokens. The buffers stay allocated for the next request."""
         self.length = 0
+        for companion in self.companions.values():
+            companion.reset()
 
     @property
     def nbytes(self) -> int:
-        return sum(
-            t.numel() * t.element_size() for t in (*self.keys, *self.values) if t is not None
-        )
+        own = sum(t.numel() * t.element_size() for t in (*self.keys, *self.values) if t is not None)
+        return own + sum(companion.nbytes for companion in self.companions.values())
 
 
 class Planner:

@@ -244,7 +244,8 @@ class Profile(FrozenModel):
     def drafter_costs(self) -> tuple[DrafterCost | None, ...]:
         """The costs of each drafter of the measured recipe, for the guard.
 
-        Without a measurement, β is the share of sub-layers that a draft runs, and v is
+        Without a measurement, β is the share of sub-layers that a draft runs, or the layers of a
+        draft model over those of the full model, and v is
         UNMEASURED_VERIFY_RATIO.
         """
         measured, drafters = self.measured, self.measured_recipe.drafters
@@ -323,6 +324,8 @@ class Profile(FrozenModel):
 def _unmeasured_cost(drafter: DrafterSpec, n_layers: int) -> DrafterCost:
     mask = drafter.mask(n_layers)
     beta = 0.0 if mask is None else 1 - mask.n_skipped / (2 * n_layers)
+    if drafter.draft_model is not None:
+        beta = min(1.0, drafter.draft_model.n_layers / n_layers)
     if drafter.reading.bits is not None:
         beta *= drafter.reading.bits / UNMEASURED_BITS
     return DrafterCost(beta, UNMEASURED_VERIFY_RATIO, 3.0, 0.3)

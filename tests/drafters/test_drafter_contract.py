@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.draft_models import draft_model_of, draft_spec
 from helpers.drafting import begin_session, decoder_with
 from helpers.marks import thorough
 from helpers.modules import module_folder, small_kangaroo, small_module, small_mtp, small_s3d
@@ -45,6 +46,7 @@ SPECS: dict[str, DrafterSpec] = {
     "kangaroo": small_kangaroo(),
     "s3d": small_s3d(draft_tokens=12),
     "mtp": small_mtp(),
+    "draft-model": draft_spec(draft_model_of("qwen2")[0], 12),
 }
 CAPACITY = 64
 PROMPT = [

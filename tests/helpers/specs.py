@@ -69,7 +69,7 @@ def _values(schema: dict[str, Any], definitions: dict[str, Any], n_layers: int) 
         case "number":
             return st.floats(low, high)
         case "string":
-            return st.from_regex(schema["pattern"], fullmatch=True)
+            return st.from_regex(schema.get("pattern", "[a-z]{1,9}"), fullmatch=True)
         case "boolean":
             return st.booleans()
         case "null":

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import DRAFTERS, DrafterSpec, Siblings
-from skipsearch.core.schema_types import Interval, ModuleRef
+from skipsearch.core.schema_types import DraftModelRef, Interval, ModuleRef
 from skipsearch.drafters.adapted.spec import Adapted
 from skipsearch.drafters.asd.spec import ASD
 from skipsearch.drafters.clasp.spec import CLaSp
+from skipsearch.drafters.draft_model.spec import DraftModel
 from skipsearch.drafters.exits.adaptive import Adaptive
 from skipsearch.drafters.exits.confidence import Confidence
 from skipsearch.drafters.exits.fixed import Fixed
@@ -220,6 +221,30 @@ def choosing() -> Profile:
     )
 
 
+def with_draft_model() -> Profile:
+    """Drafts of a second model, as it is and with parts left out."""
+    model = DraftModelRef(
+        id="small.gguf",
+        weights_sha256="d4" * 32,
+        n_layers=12,
+        weight_bytes=98_000_000,
+        dtype="float32",
+        quantization="gguf-q4_k",
+    )
+    whole = DraftModel(model=model, draft_length=6, exit=Confidence(threshold=0.5))
+    less = DraftModel(
+        model=model.model_copy(update={"id": "org/small@main", "quantization": None}),
+        attn=(3, 5),
+        mlp=(4,),
+        weights="int4",
+        vocabulary=Vocabulary(lowest=4000, tokens="4100-4200 9000"),
+        siblings=Siblings(below=0.5, most=2),
+        draft_length=4,
+        exit=SKIP.exit,
+    )
+    return unmeasured().model_copy(update={"drafters": (whole, less)})
+
+
 def streamed() -> Profile:
     """A drafter that learns from request to request, measured on a stream."""
     measured = speculate().measured
@@ -335,6 +360,7 @@ SAMPLES = VERDICTS | {
     "every": every,
     "choosing": choosing,
     "streamed": streamed,
+    "draft_model": with_draft_model,
     "lost": lost,
 }
 

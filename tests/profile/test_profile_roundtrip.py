@@ -10,7 +10,16 @@ import pytest
 import yaml
 from helpers.golden import check_golden
 from hypothesis import given, settings
-from profile_samples import GOLDEN, SAMPLES, choosing, every, mixed, profiles, speculate
+from profile_samples import (
+    GOLDEN,
+    SAMPLES,
+    choosing,
+    every,
+    mixed,
+    profiles,
+    speculate,
+    with_draft_model,
+)
 
 from skipsearch.core.recipe import DRAFTERS, EXITS
 from skipsearch.drafters.skip.spec import Skip
@@ -135,7 +144,7 @@ def test_the_json_schema_wants_every_key_as_the_loader_does(drafter: int, path: 
 
 
 def test_there_is_a_sample_of_every_kind() -> None:
-    drafters = (*every().drafters, *choosing().drafters)
+    drafters = (*every().drafters, *choosing().drafters, *with_draft_model().drafters)
     assert {drafter.kind for drafter in drafters} == {*DRAFTERS}
     assert {drafter.exit.kind for drafter in drafters if isinstance(drafter, Skip)} == {*EXITS}
 

@@ -1,0 +1,1 @@
+"""Draft with a second, smaller model."""

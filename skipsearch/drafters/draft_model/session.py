@@ -1,0 +1,185 @@
+"""Draft with a second model, which keeps the text in a cache of its own.
+
+The inner session is that of `skip`: to it, the draft model is a model under a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.reading import Reading
+from skipsearch.core.sequences import common_prefix_length
+from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
+from skipsearch.drafters.draft_model.loaded_models import find_draft_model
+from skipsearch.drafters.draft_model.shared_tokens import SharedTokens, match_tokens
+from skipsearch.drafters.draft_model.spec import DraftModel
+from skipsearch.drafters.reduced_session import ReducedDrafter, reduce_reading
+from skipsearch.drafters.skip.session import SkipDrafter
+from skipsearch.engine import can_start_midway, forward, run_layers
+from skipsearch.errors import ModelError
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import KVCache, round_slots
+
+
+def make_draft_model_drafter(spec: DraftModel, model: ModelAdapter) -> DraftModelDrafter:
+    """Make the drafter of these settings for a full model. Raises: as `DraftModel.build`."""
+    draft_model = find_draft_model(spec.model, model)
+    if draft_model is None:
+        raise ModelError(
+            f"the draft model {spec.model.id} is not loaded on {model.spec.device}: a decoder of "
+            "its profile loads it, and `refer_to_draft_model` names one in memory"
+        )
+    tokens = match_tokens(draft_model, model)
+    vocabulary = tokens.to_own_vocabulary(spec.vocabulary)
+    inner = reduce_reading(
+        SkipDrafter(spec.own_mask, spec.exit, spec.siblings),
+        draft_model,
+        Reading(spec.weights, vocabulary),
+    )
+    return DraftModelDrafter(draft_model, inner, spec.own_mask, tokens, vocabulary is not None)
+
+
+@dataclass
+class ReadText:
+    """The tokens that a draft model has read, by the full model's ids, and their K/V by slot."""
+
+    cache: KVCache
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return self.cache.nbytes
+
+    def reset(self) -> None:
+        self.cache.reset()
+        self.tokens = []
+
+    def shrink(self, slots: int) -> None:
+        del self.tokens[slots:]
+        self.cache.shrink(slots)
+
+
+class DraftModelDrafter:
+    """A drafter that runs a drafter on a second model.
+
+    inner: the drafter of the draft model, whose tokens it names by its own ids. has_vocabulary:
+    whether it scores a part of the tokens alone.
+    """
+
+    def __init__(
+        self,
+        draft_model: ModelAdapter,
+        inner: Drafter,
+        mask: SkipMask,
+        tokens: SharedTokens,
+        has_vocabulary: bool,
+    ):
+        self.draft_model, self.inner, self.mask, self.tokens = draft_model, inner, mask, tokens
+        self.has_vocabulary = has_vocabulary
+        # Reads the text. Its head is not used.
+        self.reading_model = (
+            inner.reduced_model.model if isinstance(inner, ReducedDrafter) else draft_model
+        )
+
+    def new_session(self) -> DraftModelSession:
+        return DraftModelSession(self)
+
+    def find_text(self, ctx: DecodeContext) -> ReadText:
+        """Return what the draft model has read of the text in a cache of the full model.
+
+        It stays with this cache, so it is reused and forgotten together with it.
+        """
+        text = ctx.cache.companions.get(self)
+        if not isinstance(text, ReadText):
+            text = ReadText(self.draft_model.new_cache(1, round_slots(1)))
+            ctx.cache.companions[self] = text
+        return text
+
+    def read(self, ctx: DecodeContext, cache: KVCache, tokens: Sequence[int]) -> None:
+        """Read tokens after those in the cache, by the full model's ids."""
+        if not tokens:
+            return
+        model, n_before = self.reading_model, cache.length
+        rows = torch.tensor([self.tokens.to_own(tokens)], device=model.spec.device)
+        plan = ctx.planner.plan_chain(n_before, len(tokens))
+        if model.spec.is_recurrent:  # only passes of all layers keep their states
+            forward(model, rows, cache, plan, last_only=True)
+        elif can_start_midway(model):
+            run_layers(model, model.embed(rows, plan.positions), cache, plan, self.mask)
+        else:
+            forward(model, rows, cache, plan, self.mask, last_only=True)
+        cache.length = n_before + len(tokens)
+
+
+class DraftModelSession(DraftSession):
+    """A session that drafts one request with a second model.
+
+    Before each draft, the draft model reads the tokens that it has not read, whoever drafted them.
+    K/V of its accepted tokens stay. Those of rejected tokens are written over.
+    """
+
+    def __init__(self, drafter: DraftModelDrafter):
+        self.drafter, self.session = drafter, drafter.inner.new_session()
+        self._text: ReadText | None = None
+        self._n_settled = 0  # first tokens of `_text` that are those of the request
+        self._own_history: list[int] = []  # the draft model's ids of the request's tokens
+
+    def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
+        return self._draft_after(ctx, (), max_tokens)
+
+    def continue_draft(
+        self, ctx: DecodeContext, tokens: Sequence[int], max_tokens: int
+    ) -> Draft | None:
+        if self.drafter.draft_model.spec.is_recurrent:  # its state after tokens is not taken back
+            return None
+        draft = self._draft_after(ctx, tokens, max_tokens)
+        return None if draft is None else draft.main_path()
+
+    def _draft_after(
+        self, ctx: DecodeContext, forced: Sequence[int], max_tokens: int
+    ) -> Draft | None:
+        """Return a draft after the text and tokens that may be rejected."""
+        history, drafter = ctx.history, self.drafter
+        n_text, context = len(history) + len(forced), drafter.draft_model.spec.context_length
+        if context is not None:
+            max_tokens = min(max_tokens, context - n_text)
+        if max_tokens < 1:
+            return None
+        text = self._text = self._text or drafter.find_text(ctx)
+        n_right = self._n_settled + common_prefix_length(
+            text.tokens[self._n_settled :], history[self._n_settled : -1]
+        )
+        unread = [*history[n_right:], *forced]
+        del text.tokens[n_right:]
+        text.cache.length = n_right
+        text.cache.reserve(ctx.cache.capacity)
+        drafter.read(ctx, text.cache, unread[:-1])
+        text.tokens += unread[:-1]
+        self._n_settled = len(history) - 1
+        draft = self.session.draft(self._own_context(ctx, text.cache, unread[-1]), max_tokens)
+        if draft is None:
+            return None
+        draft = drafter.tokens.to_full(draft)
+        if not drafter.draft_model.spec.is_recurrent:  # a draft's states are dropped
+            text.tokens += [unread[-1], *draft.main_path().tokens[:-1].tolist()]
+        return draft
+
+    def _own_context(self, ctx: DecodeContext, cache: KVCache, pending: int) -> DecodeContext:
+        """Return the draft model's view of the request."""
+        drafter, tokens = self.drafter, self.drafter.tokens
+        self._own_history += tokens.to_own(ctx.history[len(self._own_history) :])
+        return replace(
+            ctx,
+            model=drafter.draft_model,
+            cache=cache,
+            pending=ctx.pending.new_tensor([tokens.to_own([pending])]),
+            history=self._own_history,
+            sampler=ctx.sampler if drafter.has_vocabulary else tokens.restrict(ctx.sampler),
+        )
+
+    def verified(self, ctx: DecodeContext, accepted_nodes: Sequence[int]) -> None:
+        self.session.verified(ctx, accepted_nodes)
