@@ -13,13 +13,24 @@ KINDS = ("models", "tasks", "searchers", "engines", "drafters", "exits")
 
 
 def catalogue(
-    what: Annotated[str, typer.Argument(help=", ".join(KINDS))], as_json: Json = False
+    what: Annotated[str, typer.Argument(help=", ".join(KINDS))],
+    as_json: Json = False,
+    remove: Annotated[
+        bool,
+        typer.Option(
+            "--remove", help="models: remove the packed weights that are stored for later loads."
+        ),
+    ] = False,
 ) -> None:
     """Example: skipsearch list searchers
 
-    List the names that commands take: models (aliases of Hub ids), tasks, searchers, engines; or
-    the names that profiles hold: drafters, exits."""
+    List the names that commands take: models (aliases of Hub ids, and files whose packed weights
+    are stored), tasks, searchers, engines; or the names that profiles hold: drafters, exits."""
     require_usage(what in KINDS, f"{what!r} is not one of {', '.join(KINDS)}")
+    require_usage(what == "models" or not remove, f"--remove is for models, and not for {what}")
+    if remove:
+        _remove_weights(as_json)
+        return
     from rich.table import Table
 
     from skipsearch.cli.consoles import out, print_json
@@ -43,7 +54,20 @@ def list_entries(kind: str) -> dict[str, Any]:
     return dict(_LISTERS[kind]())
 
 
+def _remove_weights(as_json: bool) -> None:
+    from skipsearch.cli.consoles import out, print_json
+    from skipsearch.engine.native import WeightCache
+
+    cache = WeightCache()
+    n_bytes = cache.remove_all()
+    if as_json:
+        print_json({"removed_bytes": n_bytes})
+    else:
+        out.print(f"removed {n_bytes / 1e9:.2f} GB of packed weights from {cache.folder}")
+
+
 def _list_models() -> dict[str, str]:
+    from skipsearch.engine.native import WeightCache
     from skipsearch.models.families.table import FAMILIES
     from skipsearch.models.loading.aliases import ALIASES, PACKAGED_MODELS
 
@@ -57,7 +81,12 @@ def _list_models() -> dict[str, str]:
         f"{model.parts[0][0].partition('==')[0]}"
         for name, model in PACKAGED_MODELS.items()
     }
-    names = {"demo": "the embedded model"} | packaged | ALIASES
+    stored = {
+        str(entry.path): f"packed weights of {entry.model}, {entry.n_bytes / 1e9:.2f} GB, which "
+        "--remove removes"
+        for entry in WeightCache().list_entries()
+    }
+    names = {"demo": "the embedded model"} | packaged | ALIASES | stored
     return names | {"org/name, or a folder": known, "": others}
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -111,6 +111,13 @@ class LoadOptions:
         ),
     ] = "auto"
     threads: Threads = None
+    weight_cache: Annotated[
+        bool,
+        typer.Option(
+            help="Store the packed weights of a GGUF file in the cache folder, so that it loads "
+            "faster the next time."
+        ),
+    ] = True
 
     @property
     def weights(self) -> str | None:
@@ -225,6 +232,7 @@ def load_cli_model(
     from skipsearch.cli.consoles import err
     from skipsearch.cli.progress import ProgressBar
     from skipsearch.engine import load_for_switching
+    from skipsearch.engine.native import WeightCache
     from skipsearch.models.loading.aliases import find_packaged_model
     from skipsearch.profile.model_locations import record_location
 
@@ -244,6 +252,7 @@ def load_cli_model(
             loading.engine,
             preferred_engine,
             report_progress,
+            WeightCache(partial(err.print, style="dim")) if loading.weight_cache else None,
         )
     folder = Path(find_packaged_model(name)).expanduser()
     if name != "demo" and model.spec.weights_sha256 is not None and folder.exists():

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,12 +73,11 @@ def synchronize(device: torch.device) -> None:
 def software_versions() -> dict[str, str | None]:
     """Return the versions of the libraries that a measurement depends on."""
     import torch
-    import transformers
 
     return {
         "skipsearch": __version__,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),  # an import takes a second
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
     }
 

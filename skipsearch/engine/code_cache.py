@@ -83,7 +83,7 @@ def open_code_cache() -> CodeCache:
     folder = cache_dir() / "compiled"
     if not os.path.lexists(folder):
         make_private_dir(folder)
-    reason = _why_untrusted(folder)
+    reason = why_untrusted(folder)
     if reason is None:
         return CodeCache(folder)
     warnings.warn(
@@ -99,12 +99,12 @@ def existing_code_cache() -> CodeCache | None:
     """Return the user's cache; None if there is none or it is not trusted. Never warns."""
     folder = cache_dir() / "compiled"
     try:
-        return CodeCache(folder) if _why_untrusted(folder) is None else None
+        return CodeCache(folder) if why_untrusted(folder) is None else None
     except OSError:
         return None
 
 
-def _why_untrusted(folder: Path) -> str | None:
+def why_untrusted(folder: Path) -> str | None:
     """Return why code in the folder is not trusted, and a remedy; None if it is trusted."""
     folder_stat = folder.lstat()
     way_out = "set SKIPSEARCH_CACHE_DIR to a folder of your own"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 from skipsearch import models
 from skipsearch.core.registry import unknown_name
@@ -11,8 +14,12 @@ from skipsearch.engine import native
 from skipsearch.engine.engines import ENGINES, is_native_allowed, switch_engine, wrap_engine
 from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.families.decompose import decompose_model
+from skipsearch.models.fused.fused_adapter import FusedFrom
 from skipsearch.models.loading.aliases import find_packaged_model
-from skipsearch.models.loading.gguf_model import is_gguf, open_gguf
+from skipsearch.models.loading.gguf_file import list_parts, read_gguf
+from skipsearch.models.loading.gguf_model import find_gguf, is_gguf, open_gguf
+from skipsearch.models.loading.gguf_tokenizer import read_tokenizer
 from skipsearch.models.loading.loader import open_model, why_not_fused
 from skipsearch.models.loading.placement import pick_device, pick_dtype
 from skipsearch.models.loading.quantize import (
@@ -22,6 +29,7 @@ from skipsearch.models.loading.quantize import (
     join_activations,
     split_activations,
 )
+from skipsearch.models.loading.weight_files import hash_weight_files
 
 
 def load_model(
@@ -33,6 +41,7 @@ def load_model(
     progress: Callable[[int, int], None] = lambda done, total: None,
     allow_native: bool = True,
     activations: str | None = None,
+    weight_cache: native.WeightCache | None = None,
 ) -> ModelAdapter:
     """Load a model as `skipsearch.models.load_adapter` does, on an engine of `ENGINES`.
 
@@ -45,6 +54,8 @@ def load_model(
     progress(done, total): numbers of compiled files.
     allow_native: False limits auto to lean and hf. It is for a caller that picks the engine later
     with `pick_fastest` or `switch_engine`, as the commands do.
+    weight_cache: where the packed weights of a GGUF file are stored, so that it loads faster the
+    next time; None: they are not stored.
     A GGUF file, whatever its name, keeps its numbers in the engine native, and is unpacked for
     other engines.
     Raises: ModelError for an unknown engine, or one that cannot run this model here.
@@ -61,7 +72,9 @@ def load_model(
             )
         quantization = None  # of the file that a profile was measured with
     if is_gguf(name):
-        return _load_gguf(name, device, dtype, engine, progress, quantization, activations)
+        return _load_gguf(
+            name, device, dtype, engine, progress, quantization, activations, weight_cache
+        )
     if quantization in NATIVE_QUANTIZATIONS:
         return _load_quantized(name, device, dtype, engine, progress, quantization, activations)
     model = wrap_engine(
@@ -80,6 +93,7 @@ def load_for_switching(
     engine: str = "auto",
     preferred_engine: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    weight_cache: native.WeightCache | None = None,
 ) -> ModelAdapter:
     """Load a model; for engine auto, `switch_engine` or `pick_fastest` chooses its engine then.
 
@@ -99,6 +113,7 @@ def load_for_switching(
         "hf" if load_as_hf else engine,
         progress,
         allow_native=False,
+        weight_cache=weight_cache,
     )
     if engine == "auto" and preferred_engine in (None, "native") and is_native_allowed():
         native.prebuild(model, progress)
@@ -144,6 +159,7 @@ def _load_gguf(
     progress: Callable[[int, int], None],
     quantization: str | None,
     activations: str,
+    weight_cache: native.WeightCache | None,
 ) -> ModelAdapter:
     place = pick_device(device)
     if quantization is not None and not quantization.startswith(GGUF):
@@ -153,5 +169,33 @@ def _load_gguf(
         )
     if engine not in ("auto", "native") or place.type != "cpu":
         return wrap_engine(models.load_adapter(name, device, dtype, None, engine), engine, progress)
-    stored = open_gguf(name, pick_dtype(dtype, place))
-    return native.to_native_stored(stored, activations, progress)
+    number_format = pick_dtype(dtype, place)
+    if weight_cache is None:
+        return native.to_native_stored(open_gguf(name, number_format), activations, progress)
+    path = find_gguf(name)
+    paths = list_parts(path)
+    if all(part.is_file() for part in paths):
+        cached = weight_cache.load(
+            hash_weight_files(paths),
+            number_format,
+            activations,
+            lambda spec: read_tokenizer(read_gguf(path), spec.vocab_size),
+            lambda: _read_origin(name, number_format),
+        )
+        if cached is not None:
+            return cached
+    with warnings.catch_warnings(record=True) as caught:
+        model = native.to_native_stored(open_gguf(name, number_format), activations, progress)
+    for note in caught:
+        warnings.warn_explicit(note.message, note.category, note.filename, note.lineno)
+    weight_cache.store(
+        model, [note.message for note in caught if isinstance(note.message, Warning)]
+    )
+    return model
+
+
+def _read_origin(name: str, dtype: torch.dtype) -> FusedFrom:
+    """Return what a fused model keeps of its modules, from its file."""
+    loaded = open_gguf(name, dtype)
+    rotary = decompose_model(loaded.model, loaded.family).rotary
+    return FusedFrom(loaded.model.config, loaded.family, rotary)

@@ -88,7 +88,7 @@ def _result_path(spec: ModelSpec, compiled: str) -> Path:
         spec.engine,
         software_versions(),
         describe_machine(spec.device).name,
-        _code_hash(),
+        hash_own_code(),
         compiled,
     ]
     key = hash_facts(facts)
@@ -96,7 +96,8 @@ def _result_path(spec: ModelSpec, compiled: str) -> Path:
 
 
 @cache
-def _code_hash() -> str:
+def hash_own_code() -> str:
+    """Return the hash of all sources of this package."""
     return code_hash(PACKAGE)
 
 

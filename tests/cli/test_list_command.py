@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,3 +53,20 @@ def test_models_are_listed_with_the_families_that_have_a_row(capsys: Any, monkey
     assert status == 0
     assert listed["vicuna-7b"] == "lmsys/vicuna-7b-v1.5"
     assert all(family in listed["org/name, or a folder"] for family in FAMILIES)
+
+
+def test_stored_weights_are_listed_and_removed(
+    capsys: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path))
+    entry = tmp_path / "weights" / "tiny@0123.panels"
+    entry.parent.mkdir()
+    entry.write_bytes(bytes(20_000_000))
+    _, printed, _ = run_in_process(capsys, monkeypatch, "list", "models", "--json")
+    assert "tiny, 0.02 GB" in json.loads(printed)[str(entry)]
+    status, printed, _ = run_in_process(capsys, monkeypatch, "list", "models", "--remove")
+    assert (status, entry.exists()) == (0, False)
+    assert "0.02 GB" in printed
+    status, _, error = run_in_process(capsys, monkeypatch, "list", "tasks", "--remove")
+    assert status == 2
+    assert "tasks" in error

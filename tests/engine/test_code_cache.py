@@ -88,14 +88,14 @@ def test_a_folder_that_others_may_only_read_is_used_in_silence(cache: Path, fine
 def test_a_folder_of_another_user_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = open_code_cache().folder
     owner = os.geteuid()
-    real = code_cache._why_untrusted
+    real = code_cache.why_untrusted
 
     def seen_by_another(path: Path) -> str | None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "geteuid", lambda: owner + 1)
             return real(path)
 
-    monkeypatch.setattr(code_cache, "_why_untrusted", seen_by_another)
+    monkeypatch.setattr(code_cache, "why_untrusted", seen_by_another)
     refused(
         folder,
         rf"belongs to another user \(uid {owner}\), whose code is not run: set "

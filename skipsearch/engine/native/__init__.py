@@ -19,6 +19,7 @@ from skipsearch.engine.native.build import (
 from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.repack import repack_weights, why_not_native
 from skipsearch.engine.native.rounded import round_matrices_when_read
+from skipsearch.engine.native.weight_cache import WeightCache
 from skipsearch.errors import EngineFallbackWarning, ModelError, UnpackedWeightsWarning
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.families.hf_adapter import HFAdapter
@@ -31,6 +32,7 @@ from skipsearch.models.stored_linear import StoredEmbedding, StoredLinear
 
 __all__ = [
     "NativeAdapter",
+    "WeightCache",
     "cached_library",
     "prebuild",
     "to_native",

@@ -14,15 +14,18 @@ from skipsearch.engine.native.panels import PanelEmbedding, PanelLinear
 from skipsearch.models.fused.attention import Attention
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.fused.linear import Linear
-from skipsearch.models.fused.mlp import MLP, Activation, ClampedSwiGLU, Routing, SharedExpert
+from skipsearch.models.fused.mlp import (
+    MLP,
+    Activation,
+    ClampedSwiGLU,
+    Routing,
+    SharedExpert,
+    gelu_tanh,
+)
 from skipsearch.models.fused.norms import RMSNorm
 from skipsearch.models.stored_linear import StoredEmbedding
 
-ACTIVATION_CODES = {
-    "GELUTanh": structs.GELU_TANH,
-    "NewGELUActivation": structs.GELU_TANH,
-    "GELUActivation": structs.GELU,
-}
+ACTIVATION_CODES = {"NewGELUActivation": structs.GELU_TANH, "GELUActivation": structs.GELU}
 
 
 def embedding_scale(table: Any, dtype: torch.dtype) -> float:
@@ -48,6 +51,8 @@ def activation_code(act: Activation) -> int | None:
         return structs.CLAMPED_SWIGLU
     if act.activation is F.silu:
         return structs.SILU
+    if act.activation is gelu_tanh:
+        return structs.GELU_TANH
     return ACTIVATION_CODES.get(type(act.activation).__name__)
 
 

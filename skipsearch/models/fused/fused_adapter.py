@@ -11,6 +11,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from skipsearch.models.fused.mlp import (
     GatedActivation,
     Routing,
     SharedExpert,
+    gelu_tanh,
 )
 from skipsearch.models.fused.norms import RMSNorm, rms_norm_from
 from skipsearch.models.fused.rope import RotaryTable, double_angles, half_order_rows, no_rotation
@@ -112,7 +114,7 @@ class FusedAdapter:
     """A `ModelAdapter` over fused weights."""
 
     pass_runner: PassRunner | None = None
-    origin: FusedFrom | None = None  # None: it was not made from modules
+    read_origin: Callable[[], FusedFrom] | None = None  # None: it was not made from modules
 
     def __init__(
         self,
@@ -289,7 +291,8 @@ def fuse_model(
     fused = FusedAdapter(
         spec, embedding, layers, tables, rms_norm_from(norm), matrix, logit_steps, tokenizer
     )
-    fused.origin = FusedFrom(model.config, family, parts.rotary)
+    origin = FusedFrom(model.config, family, parts.rotary)
+    fused.read_origin = lambda: origin
     return fused
 
 
@@ -408,9 +411,11 @@ def _gated_activation_of(experts: Any) -> Activation:
 
 
 def _fast_activation(act: Any) -> Any:
-    """Return torch's function for SiLU, which is cheaper than a module call; else `act`."""
-    is_silu = isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"
-    return F.silu if is_silu else act
+    """Return the function of SiLU or GELU, which is cheaper than a module call; else `act`."""
+    if isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation":
+        return F.silu
+    is_gelu_tanh = type(act).__name__ == "GELUTanh" and isinstance(act.act, partial)
+    return gelu_tanh if is_gelu_tanh else act
 
 
 def _optional_norm(module: Any) -> RMSNorm | None:

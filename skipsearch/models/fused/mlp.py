@@ -13,6 +13,11 @@ from skipsearch.models.fused.linear import Linear
 from skipsearch.models.fused.norms import RMSNorm
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return GELU by its approximation with tanh."""
+    return F.gelu(x, approximate="tanh")
+
+
 @dataclass(frozen=True, slots=True)
 class GatedActivation:
     """activation(gate) · up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,24 @@ from torch import Tensor
 
 from skipsearch.models.adapter import ModelSpec
 from skipsearch.models.kv_cache import PassPlan
+
+COMPARED_POSITIONS = 4096  # at which `read_angles` compares tables
+
+
+@dataclass(frozen=True)
+class RotaryAngles:
+    """The rotary module of models whose angles are multiples of the position."""
+
+    inv_freq: Tensor  # [R / 2], float32
+    scaling: float  # of cos and sin
+
+    def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of positions [B, T], [B, T, R] each, in the dtype of `like`."""
+        angles = positions[..., None].float() * self.inv_freq
+        angles = torch.cat([angles, angles], dim=-1)
+        return (angles.cos() * self.scaling).to(like.dtype), (angles.sin() * self.scaling).to(
+            like.dtype
+        )
 
 
 class RotaryTable:
@@ -29,6 +48,27 @@ class RotaryTable:
         # than the latest table.
         self._earlier: list[tuple[Tensor, Tensor]] = []
         self._grow_lock = threading.Lock()
+
+    def read_angles(self) -> RotaryAngles | None:
+        """Return what computes the same table without the family's module; None if nothing does.
+
+        The tables are compared to the bit, at many positions of the model's context.
+        """
+        layer_type = "".join(f"{name}_" for name in self._type_args)
+        for prefix in (layer_type, ""):
+            inv_freq = getattr(self._rotary, f"{prefix}inv_freq", None)
+            scaling = getattr(self._rotary, f"{prefix}attention_scaling", None)
+            if isinstance(inv_freq, Tensor) and isinstance(scaling, int | float):
+                break
+        else:
+            return None
+        angles = RotaryAngles(inv_freq.detach().float(), float(scaling))
+        last = (self._max_positions or COMPARED_POSITIONS) - 1
+        positions = torch.arange(0, last, max(1, last // COMPARED_POSITIONS))
+        positions = torch.cat([positions, torch.tensor([last])])[None]
+        own = self._rotary(self._prototype, positions, *self._type_args)
+        is_equal = all(map(torch.equal, own, angles(self._prototype, positions)))
+        return angles if is_equal else None
 
     @property
     def rotary_dims(self) -> int:

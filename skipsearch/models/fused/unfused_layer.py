@@ -25,13 +25,13 @@ def unfuse_last_layer(fused_model: FusedAdapter, token_ids: Tensor) -> HFAdapter
     """
     from transformers import AutoModelForCausalLM
 
-    origin, spec = fused_model.origin, fused_model.spec
-    if origin is None or fused_model.experts is not None:
+    spec = fused_model.spec
+    if fused_model.read_origin is None or fused_model.experts is not None:
         raise ModelError(
             f"a draft head begins as a copy of the model's last layer, and that of {spec.id} "
             "cannot be copied: it has experts, or was not read from modules"
         )
-    dtype = torch.promote_types(spec.dtype, torch.float32)
+    origin, dtype = fused_model.read_origin(), torch.promote_types(spec.dtype, torch.float32)
     config = copy.deepcopy(origin.config)
     text: Any = config.get_text_config(decoder=True)
     for name, value in vars(text).items():

@@ -209,6 +209,15 @@ def has_magic(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
+def list_parts(path: Path) -> list[Path]:
+    """Return the files of a split model by the name of one, which may be missing; else the file."""
+    match = SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    prefix, _, count = match.groups()
+    return [path.parent / f"{prefix}-{i:05}-of-{count}.gguf" for i in range(1, int(count) + 1)]
+
+
 def read_gguf(path: Path) -> GGUFFile:
     """Read the header of a file, and of the other files of a split one.
 
@@ -224,7 +233,7 @@ def read_gguf(path: Path) -> GGUFFile:
             f"{path.name} is a part of a split model, and is not named PREFIX-00001-of-0000N.gguf: "
             "give it the name that it was published with"
         )
-    paths = [path.parent / f"{match[1]}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+    paths = list_parts(path)
     whole = GGUFFile(paths)
     for i, part in enumerate(paths):
         if not part.is_file():

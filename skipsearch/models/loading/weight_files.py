@@ -22,6 +22,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from skipsearch.errors import ModelError
+from skipsearch.models.loading.file_hashes import hash_file
 from skipsearch.models.third_party import first_line_of
 
 OTHER_WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5")
@@ -276,8 +277,7 @@ def _hash_file(path: Path) -> str:
     target = path.resolve()
     if re.fullmatch(r"[0-9a-f]{64}", target.name) and _is_hub_blob(target):
         return target.name
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_file(target)
 
 
 def _is_hub_blob(target: Path) -> bool:
