@@ -23,6 +23,10 @@ def doctor(
     dtype: Annotated[
         str, typer.Option(help="Dtype for --model: auto, float32, bfloat16 or float16.")
     ] = "auto",
+    draft_model: Annotated[
+        str | None,
+        typer.Option(help="A smaller model: can it draft for --model, and what does it take?"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Example: skipsearch doctor --model Qwen/Qwen2.5-0.5B
@@ -46,7 +50,7 @@ def doctor(
         from skipsearch.cli.doctor_model import describe_model
 
         try:
-            findings |= describe_model(model, device, dtype)
+            findings |= describe_model(model, device, dtype, draft_model)
         except SkipSearchError as problem:
             findings["model"], healthy = f"FAILED: {problem}", False
     if as_json:

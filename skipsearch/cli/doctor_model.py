@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 NATIVE = "native (C++, built once for this CPU)"
 
 
-def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
+def describe_model(
+    model_name: str, device: str, dtype: str, draft_model: str | None = None
+) -> dict[str, str]:
     """Return one line for each question about a model.
 
-    model_name: as for `--model`.
+    model_name: as for `--model`. draft_model: the name of a smaller model that may draft for it.
 
     Raises: ModelError.
     """
@@ -49,6 +51,7 @@ def describe_model(model_name: str, device: str, dtype: str) -> dict[str, str]:
         else "it names none",
         "chat template": _describe_template(model),
         "draft head": _describe_draft_head(model_name, model.spec),
+        **({} if draft_model is None else _describe_draft_model(draft_model, model)),
         "next": f"skipsearch tune --model {model_name} "
         f"{f'--dtype {narrower} ' if narrower else ''}--task {task}",
     }
@@ -88,6 +91,22 @@ def _describe_draft_head(model_name: str, spec: ModelSpec) -> str:
     if can_load_head(spec.family):
         return "it ships MTP heads: `tune` weighs the first with all other drafts"
     return f"it ships MTP heads, which skipsearch does not read for {spec.family} models"
+
+
+def _describe_draft_model(name: str, model: ModelAdapter) -> dict[str, str]:
+    """Return a line about a second model that drafts. Raises: ModelError if it cannot."""
+    from skipsearch.decoding.draft_models import load_draft_model
+    from skipsearch.drafters.draft_model.shared_tokens import match_tokens
+
+    draft_model = load_draft_model(name, model)
+    tokens = match_tokens(draft_model, model)
+    order = "" if tokens.full_ids is None else ", under another order"
+    sizes = draft_model.weight_bytes / 2**20, 100 * draft_model.read_bytes / model.read_bytes
+    return {
+        "draft model": f"{draft_model.spec}, engine {draft_model.spec.engine}: {tokens.count:,} "
+        f"shared tokens{order}; {sizes[0]:,.0f} MiB of weights besides the model's, and for each "
+        f"token {sizes[1]:.0f} % of what the model reads"
+    }
 
 
 def _describe_experts(model: ModelAdapter) -> dict[str, str]:

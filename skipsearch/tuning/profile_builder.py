@@ -8,10 +8,12 @@ from statistics import median
 from typing import Literal
 
 from skipsearch.core.machine import describe_machine, software_versions, source_commit
-from skipsearch.core.recipe import Recipe
+from skipsearch.core.recipe import DrafterSpec, Recipe
 from skipsearch.core.stats import DecodeStats, DrafterStats, Estimate
+from skipsearch.drafters.draft_model.loaded_models import find_draft_model
+from skipsearch.drafters.draft_model.spec import DraftModel
 from skipsearch.drafters.lookup.spec import Lookup
-from skipsearch.engine.reduced_model import make_reduced_model
+from skipsearch.engine.reduced_model import estimate_draft_bytes, make_reduced_model
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter, ModelSpec
 from skipsearch.profile import Interval, Profile, round_significant
@@ -233,9 +235,20 @@ def _drafter_counts(
 def _count_draft_bytes(model: ModelAdapter, recipe: Recipe) -> int:
     """Return the memory that drafts need besides the model's, in bytes."""
     readings = {spec.reading for spec in recipe.drafters if not spec.reading.is_everything}
-    return sum(make_reduced_model(model, reading).nbytes for reading in readings) + sum(
-        ref.parameters * model.spec.dtype.itemsize for ref in recipe.modules
+    return (
+        sum(make_reduced_model(model, reading).nbytes for reading in readings)
+        + sum(ref.parameters * model.spec.dtype.itemsize for ref in recipe.modules)
+        + sum(_count_draft_model_bytes(model, spec) for spec in recipe.drafters)
     )
+
+
+def _count_draft_model_bytes(model: ModelAdapter, spec: DrafterSpec) -> int:
+    """Return the memory of a second model that drafts, and of its copy in fewer bits."""
+    if not isinstance(spec, DraftModel):
+        return 0
+    draft_model = find_draft_model(spec.model, model)
+    copied = 0 if draft_model is None else estimate_draft_bytes(draft_model, spec.own_reading)
+    return spec.model.weight_bytes + copied
 
 
 def _copied_share(recipe: Recipe, stats: DecodeStats) -> float | None:

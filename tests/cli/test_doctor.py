@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.command import cmd, run_in_process
 from helpers.gguf_files import write_model
+from helpers.tiny import tiny_llama
 from models.every_class import build
 from models.tiny import new_hf_model
 
@@ -114,3 +115,25 @@ def test_a_folder_of_16_bits_on_a_cpu_is_advised_to_stay_in_16_bits(
     assert f"--model {tmp_path / 'half'} --dtype bfloat16 --task" in half["next"]
     single = looked_at(capsys, monkeypatch, tmp_path / "single")[1]
     assert "--dtype" not in single["memory"] + single["next"]
+
+
+def test_a_draft_model_says_what_it_takes_or_why_it_cannot_draft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKIPSEARCH_NATIVE", "0")
+    write_model(tiny_llama().float(), tmp_path / "other.gguf", "F32")
+    found = {}
+    for name in ("demo", tmp_path / "other.gguf"):
+        capsys.readouterr()
+        _, printed, _ = run_in_process(
+            capsys,
+            monkeypatch,
+            *cmd("doctor --model demo --draft-model {} --device cpu --json", name),
+        )
+        found[str(name)] = json.loads(printed)
+    line = found["demo"]["draft model"]
+    assert "shared tokens" in line
+    assert "100 % of what the model reads" in line
+    refused = found[str(tmp_path / "other.gguf")]
+    assert not refused["healthy"]
+    assert refused["model"].startswith("FAILED: other cannot draft for demo: one of both has no ")
