@@ -30,11 +30,11 @@ gpu: .venv/installed
 	@mkdir -p $(GPU)
 	-$(BIN)/python -m pytest -m gpu -s --junit-xml $(GPU)/tests.xml
 	-for shape in $(SHAPES); do $(BIN)/skipsearch bench run --model $$shape --device $(DEVICE) --dtype bfloat16 --systems $(SYSTEMS_$(DEVICE)) --prompts 2 --repeats 2 --costs --contexts 128,1024,4000 --json > $(GPU)/$$(echo $$shape | tr : -).json; done
-	-for task in pycode prose; do $(BIN)/skipsearch tune --model demo --task $$task --device $(DEVICE) --budget 60s --out $(GPU)/$$task.yaml --force; done
+	-for task in pycode prose; do $(BIN)/skipsearch tune --model demo --task $$task --device $(DEVICE) --budget 2m --out $(GPU)/$$task.yaml --force; done
 
 demo: .venv/installed
 	@mkdir -p $(DEMO)
-	$(BIN)/skipsearch tune --model demo --task pycode --budget 30s --threads 1 --out $(DEMO)/profile.yaml --force
+	$(BIN)/skipsearch tune --model demo --task pycode --budget 90s --threads 1 --out $(DEMO)/profile.yaml --force
 	$(BIN)/skipsearch decode --profile $(DEMO)/profile.yaml --prompt 'def parse_arguments(argv=None):' --max-new-tokens 96 --end-on-repeat 8 --side-by-side
 
 real: .venv/installed

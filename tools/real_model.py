@@ -234,7 +234,7 @@ def try_model(model: str) -> None:
     run_step(
         "Search the fastest way of drafting for chats",
         *("tune", "--model", model, "--task", "chat", *dtype),
-        *("--budget", "60s", "--out", profile, "--force"),
+        *("--out", profile, "--force"),
     )
     run_step(
         "Decode with the profile, and compare with plain decoding",

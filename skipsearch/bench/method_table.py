@@ -33,7 +33,6 @@ from skipsearch.replay.workload import Workload, make_workload
 from skipsearch.searchers import SearchProblem
 from skipsearch.tasks.task import Task
 from skipsearch.timing.interleaved import Timings, time_interleaved
-from skipsearch.timing.latency_table import main_context
 from skipsearch.tuning.calibration import (
     build_replay_objective,
     load_shipped_drafts,
@@ -201,8 +200,7 @@ def _best_reading_less(objective: ReplayObjective, on_event: TuneListener) -> li
 
     [] if no draft of this model can read less.
     """
-    context = main_context(objective.replay.context_lengths())
-    readings = ReadingSearch(objective, context, on_event)
+    readings = ReadingSearch(objective, objective.replay.mean_context(), on_event)
     nothing_skipped = SkipMask(objective.replay.model.spec.n_layers)
     judged = readings.judge(nothing_skipped)
     if not judged:

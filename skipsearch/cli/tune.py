@@ -84,14 +84,15 @@ def tune(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Time for judging masks: 90s, 20m, 1.5h; a number alone is seconds. Preparation, "
-            "race and final measurement come on top."
+            help="Time for all stages together: 90s, 20m, 1.5h; a number alone is seconds. A "
+            "longer budget judges more masks and measures more prompts. Default: 10m, or no limit "
+            "with --trials."
         ),
     ] = None,
     trials: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Stop after this many masks. Default: 200 if there is no --budget."
+            min=1, help="Judge at most this many masks. Default: 200, or no limit with --budget."
         ),
     ] = None,
     objective: Annotated[

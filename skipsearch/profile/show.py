@@ -133,9 +133,9 @@ def format_batch_speedups(measurement: Measurement) -> str:
 
 
 def describe_prompts(measurement: Measurement) -> str:
-    """Return how many prompts were measured, and that they sufficed if not all of them were."""
-    enough = " (enough for ±5 %)" if measurement.stopped == "narrow" else ""
-    return f"{measurement.prompts} hold-out prompts{enough}"
+    """Return how many prompts were measured, and why not all of them if some were left."""
+    reasons = {"narrow": " (enough for ±5 %)", "time_over": " (until the budget was spent)"}
+    return f"{measurement.prompts} hold-out prompts{reasons.get(measurement.stopped or '', '')}"
 
 
 def describe_request_speedup(measurement: Measurement) -> str:

@@ -27,7 +27,7 @@ from skipsearch.replay.generate_together import (
     prompts_per_pass,
 )
 
-MIN_TEXTS = 16  # are written even if they take longer than the limit
+MIN_TEXTS = 16  # by default, are written even if they take longer than the limit
 FORMAT = "reference text 2"  # if what a text depends on changes, stored texts are not read
 
 
@@ -133,16 +133,17 @@ def write_reference_text(
     store: TextStore | None = None,
     limit_s: float | None = None,
     max_kv_bytes: float = 0,
+    min_texts: int = MIN_TEXTS,
 ) -> list[Continuation]:
     """Return the continuations of the first prompts: of all of them, if the time suffices.
 
     store: texts that are known already, and where new ones are kept. limit_s: after this many
-    seconds no wave begins, but MIN_TEXTS texts are written in any case. The time that stored texts
+    seconds no wave begins, but min_texts texts are written in any case. The time that stored texts
     took counts, so that a resumed search has the texts of the first one. max_kv_bytes: memory for
     the K/V of texts that are written here. progress(tokens done, tokens that may be generated).
     """
     generate = generate_continuations if model.spec.ragged_batches else continue_in_turn
-    wave = prompts_per_pass(model) if model.spec.ragged_batches else 1
+    wave = min(min_texts, prompts_per_pass(model)) if model.spec.ragged_batches else 1
     spent_s, total = 0.0, len(prompt_ids) * settings.max_new_tokens
     continuations = list[Continuation]()
     while len(continuations) < len(prompt_ids):
@@ -154,7 +155,7 @@ def write_reference_text(
             spent_s += stored[1]
             continue
         is_over_time = limit_s is not None and spent_s > limit_s
-        if is_over_time and begin >= MIN_TEXTS:
+        if is_over_time and begin >= min_texts:
             break
         prompts = [prompt_ids[begin]]
         for i, prompt in enumerate(prompt_ids[begin + 1 : begin + wave], begin + 1):

@@ -33,7 +33,12 @@ from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.memory import free_memory
 from skipsearch.replay.recurrent_batches import RecurrentReplayBatches
-from skipsearch.replay.reference_text import TextSettings, TextStore, write_reference_text
+from skipsearch.replay.reference_text import (
+    MIN_TEXTS,
+    TextSettings,
+    TextStore,
+    write_reference_text,
+)
 from skipsearch.replay.replay_batches import ReplayBatch, ReplayBatches, logit_chunks, unpad
 from skipsearch.replay.segments import MAX_POSITIONS, cut_segments
 from skipsearch.replay.text_kv import KV_MEMORY_FRACTION, TextKV, compute_text_kv
@@ -93,6 +98,7 @@ class Replay:
         store: TextStore | None = None,
         limit_s: float | None = None,
         max_positions: int = MAX_POSITIONS,
+        min_texts: int = MIN_TEXTS,
     ):
         """Let the model continue the prompts.
 
@@ -101,8 +107,8 @@ class Replay:
         that do not fit are computed again for every mask. The K/V of the whole texts, from which
         those of the segments are copied, may take half as much again.
         constraint: the shape of the texts. A draft token that it forbids differs from the text.
-        progress(tokens done, tokens that may be generated). store, limit_s: as for
-        `write_reference_text`. max_positions: of all segments together.
+        progress(tokens done, tokens that may be generated). store, limit_s, min_texts: as
+        for `write_reference_text`. max_positions: of all segments together.
         Raises: SearchError if every continuation ends after one token, so that nothing can be
         replayed.
         """
@@ -114,7 +120,7 @@ class Replay:
             else max_kv_bytes
         )
         written = write_reference_text(
-            model, prompt_ids, settings, progress, store, limit_s, kv_budget / 2
+            model, prompt_ids, settings, progress, store, limit_s, kv_budget / 2, min_texts
         )
         context = model.spec.context_length
         prompts = prompt_ids[: len(written)]
@@ -263,14 +269,14 @@ class Replay:
         }
         return [replays[prompt] for prompt in sorted(replays)]
 
-    def context_lengths(self) -> list[int]:
-        """Return the shortest, mean and longest context in tokens, for the latency table."""
+    def mean_context(self) -> int:
+        """Return the mean number of tokens before a position."""
         contexts = [
             len(prompt) + offset
             for prompt, text in zip(self.prompt_ids, self.continuations, strict=True)
             for offset in range(len(text))
         ]
-        return sorted({min(contexts), round(sum(contexts) / len(contexts)), max(contexts)})
+        return round(sum(contexts) / len(contexts))
 
     def measure_acceptance(
         self,

@@ -14,8 +14,8 @@ SEGMENT_POSITIONS = 64  # a shorter one would cut too many drafts at its end
 MIN_SEGMENT_POSITIONS = 16  # a shorter rest belongs to the segment before it
 # Texts with fewer positions in all are replayed whole.
 MIN_CUT_POSITIONS = 1024
-# A share of accepted tokens is known to ± 1.5 % from the most positions, ± 3 % from the fewest.
-MAX_POSITIONS, FEWEST_POSITIONS = 4096, 1024
+# A share of accepted tokens is known to ± 1.5 % from the most positions, ± 4 % from the fewest.
+MAX_POSITIONS, FEWEST_POSITIONS = 4096, 512
 MAX_JUDGING_S = 12.0  # of a mask on all positions, by the time of a prefill
 
 
@@ -28,9 +28,12 @@ class Segment:
     end: int
 
 
-def choose_max_positions(row_s: float) -> int:
-    """Return how many positions masks are judged on, at most. row_s: of a prefill, for a token."""
-    return round(min(MAX_POSITIONS, max(FEWEST_POSITIONS, MAX_JUDGING_S / row_s)))
+def choose_max_positions(row_s: float, judging_s: float = MAX_JUDGING_S) -> int:
+    """Return how many positions masks are judged on, at most.
+
+    row_s: of a prefill, for a token. judging_s: of a mask on all positions.
+    """
+    return round(min(MAX_POSITIONS, max(FEWEST_POSITIONS, min(judging_s, MAX_JUDGING_S) / row_s)))
 
 
 def cut_segments(n_positions: Sequence[int], max_positions: int = MAX_POSITIONS) -> list[Segment]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
+from time import perf_counter
 
 import numpy as np
 
@@ -40,6 +41,7 @@ def race_decoders(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
     corrections: Sequence[Callable[[Collection[int]], float]] = (),
+    limit_s: float | None = None,
 ) -> tuple[int, list[PairedTimings]]:
     """Find the fastest candidate.
 
@@ -52,6 +54,7 @@ def race_decoders(
     corrections: for each candidate, a function that takes prompt indices and returns a factor. The
     factor times the seconds per token on these prompts estimates the seconds per token on all
     prompts (a control variate). (): no corrections.
+    limit_s: after this many seconds no prompt begins; None: no limit. At least one is decoded.
 
     Returns (index of the winner, timings of each candidate and of plain decoding on the prompts
     that both decoded). Raises: SearchError if no prompt has a round.
@@ -59,8 +62,12 @@ def race_decoders(
     standings = list(range(len(candidates)))  # fastest first
     baseline, timings = Timings(), [Timings() for _ in candidates]
     halvings, total = set(accumulate(rungs[:-1])), min(sum(rungs), len(workload.prompt_ids))
+    started = perf_counter()
     warm_up([plain, *candidates], workload, seed)
     for prompt in range(total):
+        is_over_time = limit_s is not None and perf_counter() - started > limit_s
+        if is_over_time and baseline.samples:
+            break
         remaining = sorted(standings)
         n = len(timings[remaining[0]].samples)
         if len(remaining) == 1 and n >= PLAIN_PROMPTS:

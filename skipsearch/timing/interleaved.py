@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from time import perf_counter
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -21,6 +22,10 @@ from skipsearch.replay.workload import Workload
 NARROW_RATIO = 1.05
 FIRST_CHECK = 12  # fewer tell too little of how much prompts differ
 CHECK_EVERY = 4
+FEWEST_PROMPTS = 4  # are measured even if the time is over; fewer have no interval worth the name
+
+# Why a measurement ended: the interval was narrow, the time was over, or no prompt was left.
+Stop = Literal["narrow", "time_over", "prompts_ended"]
 
 NO_ROUNDS = (
     "the model ends every one of these prompts with its first token, or loops from there on, so "
@@ -115,7 +120,12 @@ class PairedTimings(NamedTuple):
 
     plain: Timings
     drafted: Timings
-    stopped_early: bool = False  # because the interval of the speedup was narrow
+    stopped: Stop = "prompts_ended"
+
+    @property
+    def stopped_early(self) -> bool:
+        """As in `estimate_ratio`."""
+        return self.stopped == "narrow"
 
     @property
     def speedup(self) -> Estimate:
@@ -159,8 +169,11 @@ def measure_speedup(
     workload: Workload,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    limit_s: float | None = None,
 ) -> PairedTimings:
     """Time a decoder and plain decoding in turn until the interval of the speedup is narrow.
+
+    limit_s: after this many seconds no prompt begins, except for the first FEWEST_PROMPTS.
 
     Each prompt is decoded once: prompts differ by more than the repeats of one (with the embedded
     model on pycode, on a busy machine, the standard deviation of speedups was 0.30 over prompts and
@@ -171,16 +184,19 @@ def measure_speedup(
     Raises: SearchError if no prompt has a round. progress(done, total) is called after each prompt.
     """
     decoders, timings = (plain, drafting), (Timings(), Timings())
-    may_stop = not drafting.is_learning
+    may_stop, started = not drafting.is_learning, perf_counter()
     warm_up(decoders, workload, seed)
     total = len(workload.prompt_ids)
     for prompt in range(total):
+        is_over_time = limit_s is not None and perf_counter() - started > limit_s
+        if may_stop and is_over_time and len(timings[0].samples) >= FEWEST_PROMPTS:
+            return PairedTimings(*timings, stopped="time_over")
         add_samples(timings, time_prompt(decoders, workload, prompt, seed, prompt))
         progress(prompt + 1, total)
         n = len(timings[0].samples)
         is_look = prompt + 1 < total and n >= FIRST_CHECK and n % CHECK_EVERY == 0
         if may_stop and is_look and PairedTimings(*timings).is_narrow:
-            return PairedTimings(*timings, stopped_early=True)
+            return PairedTimings(*timings, stopped="narrow")
     if not timings[0].samples:
         raise SearchError(NO_ROUNDS)
     return PairedTimings(*timings)

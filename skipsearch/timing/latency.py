@@ -76,9 +76,11 @@ def measure_latency(
     repeats: int = 3,
     masks: Sequence[SkipMask] = (),
     sampling: SamplingParams = GREEDY,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LatencyEntry:
     """Measure costs, and the errors of their predictions for a draft step with each of `masks`.
 
+    repeats: pairs of sweeps. progress(sweeps done, total).
     sampling: the parameters with which draft steps and verify passes choose tokens. Sampling takes
     longer: an engine that runs all steps of a greedy draft in one call runs sampled steps one by
     one.
@@ -114,7 +116,8 @@ def measure_latency(
     drafts: list[list[tuple[float, float, float]]] = [[] for _ in masks_run]
     # (mask, drafted tokens, time)
     verified: list[tuple[SkipMask, int, float]] = []
-    for sweep in islice(sweeps, 2 * repeats):
+    for done, sweep in enumerate(islice(sweeps, 2 * repeats)):
+        progress(done, 2 * repeats)
         runs = [(i, drafted, rounds.time_round(masks_run[i], drafted)) for i, drafted in sweep]
         sublayer_s = rounds.time_sublayers()
         plain.append([rounds.time_plain() for _ in range(PLAIN_RUNS)])

@@ -1,8 +1,8 @@
-"""The latency table of a model on a machine: costs at several context lengths, and their cache."""
+"""The latency table of a model on a machine: the costs of its passes, and their cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,9 +21,12 @@ from skipsearch.models.adapter import ModelAdapter
 from skipsearch.timing.latency import LatencyEntry, measure_latency, time_plain_pass
 
 N_CHECKED_MASKS = 10
-SIDE_CONTEXT_REPEATS = 1
+# A table is measured after a multiple of as many tokens, so that other texts find it in the cache.
+CONTEXT_STEP = 32
+# The median of 2 sweeps is exact enough for passes that take longer than this; others take 6.
+LONG_PASS_S, LONG_PASS_REPEATS, SHORT_PASS_REPEATS = 0.015, 1, 3
 # Version of the measurement. If it changes, cached tables are measured again.
-FORMAT = "sampled drafts"
+FORMAT = "one context"
 MAX_MEDIAN_ERROR = 0.1  # relative error of a draft step
 MAX_SPEED_CHANGE = 0.2  # relative, of a plain pass; else a cached table is stale
 # Quartile range of a plain pass over its median. With more noise, a change of speed is not
@@ -35,52 +38,23 @@ MAX_SPREAD = MAX_SPEED_CHANGE
 class LatencyTable:
     """The measured costs of a model's passes."""
 
-    entries: tuple[LatencyEntry, ...]  # for each context length, shortest first
+    entry: LatencyEntry
     cached: bool = False  # whether it was read from the cache
 
-    def costs_at(self, context: int) -> Costs:
-        """Return the costs at a context length.
-
-        Between measured lengths, costs are interpolated linearly. Outside of them, they are the
-        costs at the nearest measured length.
-        """
-        if len(self.entries) == 1:
-            return self.entries[0].costs
-        contexts = [m.context for m in self.entries]
-
-        def interpolate(values: Sequence[Sequence[float]]) -> tuple[float, ...]:
-            return tuple(
-                float(np.interp(context, contexts, column)) for column in zip(*values, strict=True)
-            )
-
-        costs = [m.costs for m in self.entries]
-        overhead, first, cold, call, curve = interpolate(
-            [[c.overhead, c.first, c.cold, c.call, c.curve] for c in costs]
-        )
-        return Costs(
-            interpolate([c.sublayers for c in costs]),
-            overhead,
-            interpolate([c.verify for c in costs]),
-            first,
-            cold,
-            call,
-            curve,
-        )
-
     @property
-    def errors(self) -> tuple[float, ...]:
-        """The relative errors of all checked masks, at all context lengths."""
-        return tuple(e for m in self.entries for e in m.errors)
+    def costs(self) -> Costs:
+        """The costs of passes after `context` tokens."""
+        return self.entry.costs
 
     @property
     def stable(self) -> bool:
         """Whether plain passes hardly varied. If they did, another process used the machine."""
-        return max(m.spread for m in self.entries) <= MAX_SPREAD
+        return self.entry.spread <= MAX_SPREAD
 
     @property
     def accurate(self) -> bool:
         """Whether the table is stable, and its median error is at most a tenth."""
-        return self.stable and median(self.errors) <= MAX_MEDIAN_ERROR
+        return self.stable and median(self.entry.errors) <= MAX_MEDIAN_ERROR
 
     def __str__(self) -> str:
         """`drafts off by 1.8 % (worst 4.1 %), plain passes vary by 2 %`
@@ -88,65 +62,60 @@ class LatencyTable:
         The two errors are the median and the worst error for random masks.
         """
         return (
-            f"drafts off by {100 * median(self.errors):.1f} % (worst {100 * max(self.errors):.1f} "
-            "%), "
-            f"plain passes vary by {100 * max(m.spread for m in self.entries):.0f} %"
+            f"drafts off by {100 * median(self.entry.errors):.1f} % "
+            f"(worst {100 * max(self.entry.errors):.1f} %), "
+            f"plain passes vary by {100 * self.entry.spread:.0f} %"
         )
 
 
-_JSON = TypeAdapter(tuple[LatencyEntry, ...], config=ConfigDict(allow_inf_nan=False))
+# A tuple, because the adapter of a dataclass takes no configuration.
+_JSON = TypeAdapter(tuple[LatencyEntry], config=ConfigDict(allow_inf_nan=False))
 
 
 def load_or_measure_latency_table(
     model: ModelAdapter,
     max_draft: int,
-    contexts: Sequence[int],
+    context: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
     remeasure: bool = False,
     sampling: SamplingParams = GREEDY,
 ) -> LatencyTable:
     """Return the cached table if the machine's speed has not changed; else measure a new table.
 
-    contexts: lengths in tokens. remeasure: measure in any case. progress(done, total). sampling:
-    how passes choose tokens. The cache is in the folder that SKIPSEARCH_CACHE_DIR names. Its key is
-    a fingerprint of model, dtype, device, threads, engine, versions and sampling. A table that is
-    not `accurate` is not cached. If the cached table is damaged, a new table is measured.
+    context: tokens before a pass; the table is that of the nearest multiple of CONTEXT_STEP.
+    remeasure: measure in any case. progress(sweeps done, total). sampling: how passes choose
+    tokens. The cache is in the folder that SKIPSEARCH_CACHE_DIR names. Its key is a fingerprint of
+    model, dtype, device, threads, engine, versions and sampling. A table that is not `accurate` is
+    not cached. If the cached table is damaged, a new table is measured.
     """
-    lengths = tuple(sorted(set(contexts)))
+    context = CONTEXT_STEP * max(1, round(context / CONTEXT_STEP))
     path = (
-        cache_dir() / "latency" / f"{table_fingerprint(model, max_draft, lengths, sampling)}.json"
+        cache_dir() / "latency" / f"{table_fingerprint(model, max_draft, context, sampling)}.json"
     )
-    if (
-        not remeasure
-        and (cached := _read_entries(path)) is not None
-        and _is_complete(cached, 2 * model.spec.n_layers, max_draft, lengths)
-    ):
+    cached = None if remeasure else _read_entry(path)
+    if cached is not None and _is_complete(cached, 2 * model.spec.n_layers, max_draft):
         table = LatencyTable(cached, cached=True)
         if table.accurate and _has_same_speed(model, cached, sampling):
             return table
-    masks = random_masks(model.spec.n_layers, N_CHECKED_MASKS)
-    entries = []
-    for done, context in enumerate(lengths):
-        progress(done, len(lengths))
-        if context == main_context(lengths):
-            entry = measure_latency(model, max_draft, context, masks=masks, sampling=sampling)
-        else:  # fewer repeats: only the growth of costs with the context is needed
-            repeats = SIDE_CONTEXT_REPEATS
-            entry = measure_latency(model, max_draft, context, repeats, sampling=sampling)
-        entries.append(entry)
-    table = LatencyTable(tuple(entries))
+    is_long = time_plain_pass(model, context, repeats=2, sampling=sampling) > LONG_PASS_S
+    table = LatencyTable(
+        measure_latency(
+            model,
+            max_draft,
+            context,
+            LONG_PASS_REPEATS if is_long else SHORT_PASS_REPEATS,
+            random_masks(model.spec.n_layers, N_CHECKED_MASKS),
+            sampling,
+            progress,
+        )
+    )
     if table.accurate:
-        _write_entries(path, table.entries)
+        _write_entry(path, table.entry)
     return table
 
 
-def main_context(contexts: Sequence[int]) -> int:
-    """Return the middle one of ordered contexts. Searches use it, and it has the most repeats."""
-    return contexts[len(contexts) // 2]
-
-
 def table_fingerprint(
-    model: ModelAdapter, max_draft: int, contexts: Sequence[int], sampling: SamplingParams = GREEDY
+    model: ModelAdapter, max_draft: int, context: int, sampling: SamplingParams = GREEDY
 ) -> str:
     """Return a hash of all facts that a table depends on."""
     spec = model.spec
@@ -160,7 +129,7 @@ def table_fingerprint(
         "engine": spec.engine,
         "software": software_versions(),
         "max_draft": max_draft,
-        "contexts": list(contexts),
+        "context": context,
         "sampling": asdict(sampling),
         "method": FORMAT,
     }
@@ -178,36 +147,30 @@ def random_masks(n_layers: int, count: int, seed: int = 0) -> list[SkipMask]:
     ]
 
 
-def _has_same_speed(
-    model: ModelAdapter, entries: Sequence[LatencyEntry], sampling: SamplingParams
-) -> bool:
-    then, context = entries[0].costs.verify[0], entries[0].context
-    return abs(time_plain_pass(model, context, sampling=sampling) / then - 1) <= MAX_SPEED_CHANGE
+def _has_same_speed(model: ModelAdapter, entry: LatencyEntry, sampling: SamplingParams) -> bool:
+    now_s = time_plain_pass(model, entry.context, sampling=sampling)
+    return abs(now_s / entry.costs.verify[0] - 1) <= MAX_SPEED_CHANGE
 
 
-def _is_complete(
-    entries: Sequence[LatencyEntry], n_sublayers: int, max_draft: int, contexts: Sequence[int]
-) -> bool:
-    """Return whether entries have all contexts, sub-layers, rows and checked masks."""
-    main = main_context(contexts)
-    return [m.context for m in entries] == list(contexts) and all(
-        len(m.costs.sublayers) == n_sublayers
-        and len(m.costs.verify) == max_draft + 1
-        and len(m.errors) == (N_CHECKED_MASKS if m.context == main else 0)
-        for m in entries
+def _is_complete(entry: LatencyEntry, n_sublayers: int, max_draft: int) -> bool:
+    """Return whether an entry has all sub-layers, rows and checked masks."""
+    return (
+        len(entry.costs.sublayers) == n_sublayers
+        and len(entry.costs.verify) == max_draft + 1
+        and len(entry.errors) == N_CHECKED_MASKS
     )
 
 
-def _read_entries(path: Path) -> tuple[LatencyEntry, ...] | None:
-    """Return the entries of a file; None if it is missing or damaged."""
+def _read_entry(path: Path) -> LatencyEntry | None:
+    """Return the entry of a file; None if it is missing or damaged."""
     try:
-        return _JSON.validate_json(path.read_bytes()) or None
+        return _JSON.validate_json(path.read_bytes())[0]
     except (OSError, ValueError):
         return None
 
 
-def _write_entries(path: Path, entries: tuple[LatencyEntry, ...]) -> None:
+def _write_entry(path: Path, entry: LatencyEntry) -> None:
     # Without a cache, the next search takes a few seconds longer.
     with suppress(OSError):
         make_private_dir(path.parent)
-        write_atomically(path, _JSON.dump_json(entries))
+        write_atomically(path, _JSON.dump_json((entry,)))

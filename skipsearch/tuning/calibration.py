@@ -14,13 +14,14 @@ from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import ModuleError, SearchError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.forced_replay import ForcedReplay
-from skipsearch.replay.reference_text import TextSettings, TextStore
+from skipsearch.replay.reference_text import MIN_TEXTS, TextSettings, TextStore
 from skipsearch.replay.replay import RECURRENT_NOTE, Replay
 from skipsearch.replay.segments import MAX_POSITIONS, choose_max_positions
 from skipsearch.replay.trained_replay import TrainedDraft, load_shipped_draft, load_trained_draft
 from skipsearch.replay.workload import Workload
-from skipsearch.timing.latency_table import load_or_measure_latency_table, main_context
+from skipsearch.timing.latency_table import load_or_measure_latency_table
 from skipsearch.tuning.events import (
+    LongestDecoding,
     Notice,
     ProgressCallback,
     StageStarted,
@@ -29,10 +30,12 @@ from skipsearch.tuning.events import (
 )
 from skipsearch.tuning.objective import MAX_DRAFT, ReplayObjective
 from skipsearch.tuning.recipe_shape import RECIPE_SHAPES, TRAINED_DRAFTERS, list_shapes
+from skipsearch.tuning.schedule import SEARCH_END, TEXT_END, Schedule
 from skipsearch.tuning.settings import TuneSettings
 
-# Reference text is written for this long, or for this share of the search's budget if that is more.
-MIN_TEXT_S, TEXT_SHARE = 45.0, 0.5
+DEFAULT_TEXT_S = 45.0  # reference text is written for this long if there is no budget
+FEWEST_TEXTS = 4  # that are written even if they take longer
+JUDGING_SHARE = 1 / 20  # of the search, for judging one mask on all positions
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Calibration:
     @property
     def context(self) -> int:
         """The context length, in tokens, at which costs are compared."""
-        return main_context(self.objective.replay.context_lengths())
+        return self.objective.replay.mean_context()
 
 
 def calibrate(
@@ -55,11 +58,12 @@ def calibrate(
     trained: Sequence[TrainedDraft],
     settings: TuneSettings,
     on_event: TuneListener,
-    row_s: float,
+    schedule: Schedule,
+    longest: LongestDecoding,
 ) -> Calibration:
     """Let the model continue the calibration prompts, and measure its latency table.
 
-    row_s: seconds of a prefill for each token of its prompt.
+    longest: has the seconds of a prompt and of a token.
     """
     on_event(
         StageStarted(
@@ -76,17 +80,39 @@ def calibrate(
             for shape in list_shapes(kind)
         ),
     ]
-    text_limit_s = max(MIN_TEXT_S, TEXT_SHARE * (settings.limit_s or 0.0))
+    row_s = longest.prefill_s / longest.n_prompt
+    limits = CalibrationLimits(DEFAULT_TEXT_S, MIN_TEXTS, choose_max_positions(row_s))
+    if schedule.budget_s is not None:
+        text_s = schedule.seconds_until(TEXT_END)
+        search_s = (SEARCH_END - TEXT_END) * schedule.budget_s
+        assert text_s is not None
+        limits = CalibrationLimits(
+            text_s,
+            choose_min_texts(longest, text_s),
+            choose_max_positions(row_s, JUDGING_SHARE * search_s),
+        )
     objective = build_replay_objective(
-        model,
-        workload,
-        on_event,
-        settings.remeasure,
-        shapes,
-        text_limit_s,
-        choose_max_positions(row_s),
+        model, workload, on_event, settings.remeasure, shapes, limits
     )
     return Calibration(workload.head(len(objective.replay.texts)), objective, tuple(trained))
+
+
+@dataclass(frozen=True)
+class CalibrationLimits:
+    """How much reference text is written, and how much of it masks are judged on."""
+
+    seconds: float | None = None  # after which no further prompts are continued
+    min_texts: int = MIN_TEXTS  # that are written even if they take longer
+    max_positions: int = MAX_POSITIONS  # on which masks are judged
+
+
+def choose_min_texts(longest: LongestDecoding, limit_s: float) -> int:
+    """Return how many texts are written even if they take longer than the limit.
+
+    About as many as the limit allows: in a batch, a text takes at most half of its time alone.
+    """
+    text_s = longest.prefill_s + longest.n_tokens * longest.token_s
+    return max(FEWEST_TEXTS, min(MIN_TEXTS, int(2 * limit_s / text_s)))
 
 
 def build_replay_objective(
@@ -95,14 +121,9 @@ def build_replay_objective(
     on_event: TuneListener,
     remeasure: bool = False,
     shapes: Sequence[str] = ("skip",),
-    text_limit_s: float | None = None,
-    max_positions: int = MAX_POSITIONS,
+    limits: CalibrationLimits = CalibrationLimits(),
 ) -> ReplayObjective:
-    """Build the objective from the model's continuations and the latency table.
-
-    text_limit_s: time after which no further prompts are continued. max_positions: on which masks
-    are judged.
-    """
+    """Build the objective from the model's continuations and the latency table."""
     progress = make_progress_callback(on_event)
     text = TextSettings(
         calibration.max_new_tokens,
@@ -119,22 +140,23 @@ def build_replay_objective(
         calibration.sampling,
         constraint=calibration.constraint,
         store=TextStore.open_for(model, text),
-        limit_s=text_limit_s,
-        max_positions=max_positions,
+        limit_s=limits.seconds,
+        max_positions=limits.max_positions,
+        min_texts=limits.min_texts,
     )
     n_prompts = len(calibration.prompt_ids)
     if len(replay.texts) < n_prompts:
         on_event(
             Notice(
                 f"the search uses the first {len(replay.texts)} of {n_prompts} calibration "
-                f"prompts, since text is written for {text_limit_s:.0f} s; a longer --budget "
+                f"prompts, since text is written for {limits.seconds:.0f} s; a longer --budget "
                 "uses more"
             )
         )
     _report_short_texts(replay.texts, on_event)
     on_event(StageStarted("measuring the latency table"))
     costs = measure_task_costs(
-        model, replay.context_lengths(), calibration.sampling, progress, on_event, remeasure
+        model, replay.mean_context(), calibration.sampling, progress, on_event, remeasure
     )
     return ReplayObjective(replay, costs, shapes, forced=_replay_forced(model, calibration, replay))
 
@@ -166,18 +188,18 @@ def _replay_forced(
 
 def measure_task_costs(
     model: ModelAdapter,
-    contexts: list[int],
+    context: int,
     sampling: SamplingParams,
     progress: ProgressCallback,
     on_event: TuneListener,
     remeasure: bool = False,
 ) -> Costs:
-    """Return the costs of passes at the middle context length of the calibration text.
+    """Return the costs of passes after `context` tokens of text.
 
-    contexts: three lengths, in tokens. sampling: how the task chooses tokens. Reports a notice if
-    the latency table is unstable or inaccurate.
+    sampling: how the task chooses tokens. Reports a notice if the latency table is unstable or
+    inaccurate.
     """
-    table = load_or_measure_latency_table(model, MAX_DRAFT, contexts, progress, remeasure, sampling)
+    table = load_or_measure_latency_table(model, MAX_DRAFT, context, progress, remeasure, sampling)
     on_event(Notice(f"latency table{' (of an earlier search)' if table.cached else ''}: {table}"))
     if not table.stable:
         on_event(
@@ -195,7 +217,7 @@ def measure_task_costs(
                 "recipes apart, and the table is not kept"
             )
         )
-    return table.costs_at(main_context(contexts))
+    return table.costs
 
 
 def load_needed_modules(

@@ -49,13 +49,16 @@ from skipsearch.tuning.race import (
     RACE_RUNGS,
     drop_hopeless,
     estimate_longest_decoding,
-    predict_decoding_s,
+    limit_racers,
+    predict_text_s,
     race_candidates,
     select_finalists,
 )
 from skipsearch.tuning.readings import ReadingSearch, choose_leading_readings, find_other_readings
+from skipsearch.tuning.schedule import LEAST_SHARE, RACE_END, SEARCH_END, Schedule
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.settings import (
+    DEFAULT_BUDGET_S,
     DEFAULT_SEARCHER,
     DEFAULT_TRIALS,
     TuneSettings,
@@ -89,9 +92,10 @@ def tune(
 ) -> Profile:
     """Search the fastest recipe for `model` on `task`, and measure it here.
 
-    budget: time of the search itself, such as "20m"; race and confirmation need more time.
-    trials: masks to judge. The search ends when budget or trials run out; without both, it judges
-    200 masks.
+    budget: time of all stages together, such as "20m". What cannot be shorter may take longer: a
+    few texts, the latency table, one mask, a few hold-out prompts.
+    trials: masks to judge. With trials alone, the time is not limited. Default: 10 minutes and 200
+    masks.
     objective: "replay" predicts a mask's time, "wall" measures it.
     study: a journal file or storage URL that stores every judged mask.
     resume: continue the search that `study` holds.
@@ -110,11 +114,13 @@ def tune(
     Raises: SearchError, TaskError, ModuleError. After a KeyboardInterrupt, all judged masks are in
     the study.
     """
-    limit_s = parse_duration(budget)
+    budget_s = parse_duration(budget)
+    if budget_s is None and trials is None:
+        budget_s, trials = DEFAULT_BUDGET_S, DEFAULT_TRIALS
     settings = TuneSettings(
         searcher,
-        DEFAULT_TRIALS if limit_s is None and trials is None else trials,
-        limit_s,
+        trials,
+        budget_s,
         objective,
         seed,
         whole_layers,
@@ -125,7 +131,7 @@ def tune(
         draft_memory,
     )
     settings.check_model(model.spec)
-    started = perf_counter()
+    schedule = Schedule(budget_s, perf_counter())
     task = load_task(task) if isinstance(task, str) else task
     check_task(task)
     # Before the study is created: a model that cannot read the task could not resume it.
@@ -134,24 +140,37 @@ def tune(
     store = _open_study(model, task, settings, study, resume, on_event)
 
     longest = estimate_longest_decoding(model, prompts, len(task.holdout))
-    on_event(longest)
-    calibration = calibrate(
-        model, prompts, trained, settings, on_event, longest.prefill_s / longest.n_prompt
-    )
-    decoding_s = predict_decoding_s(calibration.objective, longest)
+    if budget_s is None:
+        on_event(longest)
+    calibration = calibrate(model, prompts, trained, settings, on_event, schedule, longest)
+    text_s = predict_text_s(calibration.objective, longest)
 
     def report_forecast(search_s: float | None, refine_s: float) -> None:
-        on_event(Forecast(perf_counter() - started, search_s, refine_s, decoding_s))
+        decoding_s = longest.n_texts * text_s
+        if budget_s is not None:
+            decoding_s = min(decoding_s, (1 - SEARCH_END) * budget_s)
+        on_event(Forecast(perf_counter() - schedule.started, search_s, refine_s, decoding_s))
 
-    search = search_masks(model, calibration, settings, store, on_event, report_forecast)
+    search = search_masks(model, calibration, settings, schedule, store, on_event, report_forecast)
     candidates = select_candidates(search, calibration, settings, on_event)
     on_event(StageStarted("racing the best recipes under real decoding of calibration prompts"))
     rungs = ONLINE_RACE_RUNGS if settings.chooses_masks_online else RACE_RUNGS
-    winner, raced = race_candidates(model, calibration.workload, candidates, seed, on_event, rungs)
-    search_s = perf_counter() - started
+    race_s = schedule.seconds_until(RACE_END)
+    winner, raced = race_candidates(
+        model,
+        calibration.workload,
+        candidates
+        if race_s is None or settings.chooses_masks_online
+        else limit_racers(candidates, race_s, text_s, on_event),
+        seed,
+        on_event,
+        rungs,
+        race_s,
+    )
+    search_s = perf_counter() - schedule.started
 
     holdout = make_workload(model, task, task.holdout)
-    winner = confirm(model, winner, holdout, seed, on_event)
+    winner = confirm(model, winner, holdout, seed, on_event, schedule.seconds_until(1.0))
     assert winner.measurement is not None
     if store:
         _store_findings(store, search.objective, raced, winner)
@@ -210,6 +229,7 @@ def search_masks(
     model: ModelAdapter,
     calibration: Calibration,
     settings: TuneSettings,
+    schedule: Schedule,
     store: StudyStore | None,
     on_event: TuneListener,
     report_forecast: Callable[[float | None, float], None],
@@ -256,14 +276,17 @@ def search_masks(
                 )
             )
     # The best mask is judged with every combination, and the best masks with every policy.
-    report_forecast(settings.limit_s, 2 * readings.judge_s)
+    refine_s, limit_s = 2 * readings.judge_s, schedule.seconds_until(SEARCH_END)
+    if limit_s is not None:
+        limit_s = max(LEAST_SHARE * (schedule.budget_s or 0.0), limit_s - refine_s)
+    report_forecast(limit_s, refine_s)
     on_event(
         StageStarted(
             f"searching masks with {settings.searcher} (α: chance that a draft is accepted)"
         )
     )
     search = Search(
-        problem, objective, store, history, on_event, perf_counter(), settings.limit_s, max_trials
+        problem, objective, store, history, on_event, perf_counter(), limit_s, max_trials
     )
     reads_all = all(reading.is_everything for reading in leading)
     search.run(settings.searcher, () if reads_all else (SkipMask(n_layers),))
@@ -294,9 +317,17 @@ def select_candidates(
 
 
 def confirm(
-    model: ModelAdapter, winner: Candidate, holdout: Workload, seed: int, on_event: TuneListener
+    model: ModelAdapter,
+    winner: Candidate,
+    holdout: Workload,
+    seed: int,
+    on_event: TuneListener,
+    limit_s: float | None = None,
 ) -> Candidate:
-    """Return the winner with its measurement on hold-out prompts."""
+    """Return the winner with its measurement on hold-out prompts.
+
+    limit_s: as in `measure_speedup`.
+    """
     on_event(StageStarted("measuring the winner on hold-out prompts"))
     measurement = measure_speedup(
         Decoder(model, draft_forced=False),
@@ -304,6 +335,7 @@ def confirm(
         holdout,
         seed,
         make_progress_callback(on_event),
+        limit_s,
     )
     winner = replace(winner, measurement=measurement)
     on_event(winner.describe_measurement("holdout"))

@@ -68,7 +68,7 @@ class Forecast:
     """The predicted duration of `tune` as a whole, reported when the preparation is done."""
 
     prepared_s: float  # spent on the preparation
-    search_s: float | None  # for judging masks; None: only the number of trials is limited
+    search_s: float | None  # for judging masks; None: only their number is limited
     refine_s: float  # for trying the best masks with every setting
     decode_s: float  # for the race and the final measurement
 

@@ -120,7 +120,8 @@ def make_model_info(spec: ModelSpec) -> s.ModelInfo:
 def _build_measurement(
     model: ModelAdapter, workload: Workload, measurement: PairedTimings, recipe: Recipe
 ) -> s.Measurement:
-    plain, drafted, stopped_early = measurement
+    plain, drafted = measurement.plain, measurement.drafted
+    stopped_early = measurement.stopped_early
     speedup, stats, baseline = measurement.speedup, drafted.stats, plain.stats
     of_request = drafted.speedup_over(plain, stopped_early, with_prefill=True)
     # Repeats generate the same text.
@@ -148,7 +149,7 @@ def _build_measurement(
         beta=_round_or_none(beta),
         verify_ratio=_round_or_none(verify_ratio),
         prompts=drafted.n_prompts,
-        stopped="narrow" if stopped_early else "prompts_ended",
+        stopped=measurement.stopped,
         tokens=once.tokens,
         context_tokens=s.ContextTokens(p50=round(median(contexts)), max=max(contexts)),
         ended_on_repeat=len(repeating),

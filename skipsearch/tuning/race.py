@@ -13,9 +13,9 @@ from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.trained_replay import TrainedDraft
 from skipsearch.replay.workload import Workload
-from skipsearch.timing.elimination import PLAIN_PROMPTS, race_decoders
+from skipsearch.timing.elimination import MIN_COMPARED_PROMPTS, PLAIN_PROMPTS, race_decoders
 from skipsearch.tuning.candidates import Candidate
-from skipsearch.tuning.events import LongestDecoding, TuneListener, make_progress_callback
+from skipsearch.tuning.events import LongestDecoding, Notice, TuneListener, make_progress_callback
 from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.objective import ReplayObjective
 from skipsearch.tuning.recipe_shape import RecipeShape
@@ -138,15 +138,42 @@ def estimate_longest_decoding(
     )
 
 
-def predict_decoding_s(objective: ReplayObjective, longest: LongestDecoding) -> float:
-    """Predict the seconds of the race and the final measurement.
+def predict_text_s(objective: ReplayObjective, longest: LongestDecoding) -> float:
+    """Predict the seconds of plain decoding of a text that is as long as those of the calibration.
 
-    Assumptions: texts are as long as those of the calibration, and drafting is as slow as plain
-    decoding. longest: the estimate from the start of the run.
+    longest: the estimate from the start of the run.
     """
     texts = objective.replay.texts
     tokens_per_text = sum(map(len, texts)) / len(texts)
-    return longest.n_texts * (longest.prefill_s + objective.plain_pass_s * tokens_per_text)
+    return longest.prefill_s + objective.plain_pass_s * tokens_per_text
+
+
+def limit_racers(
+    candidates: Sequence[Candidate], limit_s: float, text_s: float, on_event: TuneListener
+) -> list[Candidate]:
+    """Return the candidates that are predicted to be the fastest, as many as there is time for.
+
+    text_s: of a text in plain decoding. A race compares at least MIN_COMPARED_PROMPTS texts. If the
+    time does not suffice for two candidates, the prediction chooses one.
+    """
+    fastest_first = sorted(candidates, key=_predicted_time)
+    plain_pass_s = text_s * MIN_COMPARED_PROMPTS
+    n = 0
+    for candidate in fastest_first:
+        limit_s -= plain_pass_s / max(1.0, candidate.predicted_speedup or 1.0)
+        if limit_s < 0:
+            break
+        n += 1
+    if n < min(2, len(candidates)):
+        on_event(
+            Notice(
+                "the budget is too short for a race: the recipe with the best prediction is "
+                "measured"
+            )
+        )
+    elif n < len(candidates):
+        on_event(Notice(f"the budget suffices for a race of {n} of {len(candidates)} recipes"))
+    return fastest_first[: n if n > 1 else 1]
 
 
 def race_candidates(
@@ -156,13 +183,17 @@ def race_candidates(
     seed: int,
     on_event: TuneListener,
     rungs: Sequence[int] = RACE_RUNGS,
+    limit_s: float | None = None,
 ) -> tuple[Candidate, list[Candidate]]:
     """Return the candidate with the least measured time, and all candidates with measurements.
 
+    A single candidate is returned as it is. limit_s: as in `race_decoders`.
     workload: calibration prompts. A recipe may be faster on the first prompts than on the others.
     Each measured time is therefore multiplied by the predicted time of all prompts over the
     predicted time of the decoded prompts (a control variate).
     """
+    if len(candidates) == 1 and limit_s is not None:
+        return candidates[0], []
     winner, timings = race_decoders(
         Decoder(model, draft_forced=False),
         [candidate.make_decoder(model) for candidate in candidates],
@@ -174,6 +205,7 @@ def race_candidates(
             candidate.prediction.extrapolation_factor if candidate.prediction else lambda _: 1.0
             for candidate in candidates
         ],
+        limit_s,
     )
     raced = [
         replace(candidate, measurement=pair)

@@ -21,8 +21,8 @@ from skipsearch.tuning.recipe_shape import (
 )
 
 DEFAULT_SEARCHER = "auto"
-# Masks. Judging them takes a few times as long as generating the calibration text.
-DEFAULT_TRIALS = 200
+# If neither is given, a run ends after the first of the two: masks, and seconds in all.
+DEFAULT_TRIALS, DEFAULT_BUDGET_S = 200, 600.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TuneSettings:
 
     searcher: str
     max_trials: int | None  # masks to judge; None: only the time is limited
-    limit_s: float | None  # seconds of search; None: only the masks are limited
+    budget_s: float | None  # seconds of all stages; None: only the masks are limited
     objective: str  # "replay" or "wall"
     seed: int
     whole_layers: bool  # whether attention and MLP of a layer are skipped only together

@@ -120,7 +120,7 @@ class TrainedCandidates:
             return self.costs
         model = self.replay.model
         if self._head_costs is None:
-            context = self.replay.context_lengths()[1]
+            context = self.replay.mean_context()
             self._head_costs = measure_format_costs(
                 model, context, [READ_ALL], sampling=self.replay.sampling
             )

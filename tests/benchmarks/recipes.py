@@ -49,6 +49,8 @@ from skipsearch.tuning.calibration import Calibration, calibrate, load_trained_d
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.driver import REFINED_MASKS, SearchOutcome, search_masks
 from skipsearch.tuning.events import Notice, ignore_event
+from skipsearch.tuning.race import estimate_longest_decoding
+from skipsearch.tuning.schedule import Schedule
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.settings import TuneSettings
 from skipsearch.tuning.trained_candidates import TrainedCandidates
@@ -107,9 +109,11 @@ def search(
     settings = TuneSettings(
         "auto", trials, budget_s, "replay", seed, False, drafters, frozenset(), None, False
     )
-    calibration = calibrate(model, workload, (), settings, print_notice, row_s=1e-3)
+    schedule = Schedule(budget_s, perf_counter())
+    longest = estimate_longest_decoding(model, workload, n_holdout=0)
+    calibration = calibrate(model, workload, (), settings, print_notice, schedule, longest)
     outcome = search_masks(
-        model, calibration, settings, None, print_notice, lambda search_s, refine_s: None
+        model, calibration, settings, schedule, None, print_notice, lambda search_s, refine_s: None
     )
     return calibration, outcome
 
@@ -324,7 +328,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--task", action=AddTask, default=None)
     parser.add_argument("--data", action=AddTask, default=None)
     parser.add_argument("--spec-bench", type=Path, metavar="FILE")
-    parser.add_argument("--budget", type=float, default=30, help="seconds of each search")
+    parser.add_argument("--budget", type=float, default=120, help="seconds of each `tune`")
     parser.add_argument("--prompts", type=int, help="hold-out prompts of a task, all if not given")
     parser.add_argument("--max-new-tokens", type=int, help="instead of the task's own")
     parser.add_argument("--greedy", action="store_true", help="decode tasks that sample greedily")

@@ -39,7 +39,7 @@ from skipsearch.replay.workload import Workload, make_workload
 from skipsearch.searchers import SearchProblem, searcher_names
 from skipsearch.tasks import Task, load_task
 from skipsearch.timing.interleaved import Timings, time_interleaved
-from skipsearch.tuning.calibration import MIN_TEXT_S, build_replay_objective
+from skipsearch.tuning.calibration import DEFAULT_TEXT_S, CalibrationLimits, build_replay_objective
 from skipsearch.tuning.driver import REFINED_MASKS, study_fingerprint
 from skipsearch.tuning.events import ignore_event
 from skipsearch.tuning.joint_objective import JointObjective
@@ -57,7 +57,11 @@ def run_searchers(
     began = perf_counter()
     calibration = make_workload(model, task, task.calibration)
     objective = build_replay_objective(
-        model, calibration, ignore_event, shapes=args.shapes.split(";"), text_limit_s=MIN_TEXT_S
+        model,
+        calibration,
+        ignore_event,
+        shapes=args.shapes.split(";"),
+        limits=CalibrationLimits(DEFAULT_TEXT_S),
     )
     calibration = calibration.head(len(objective.replay.texts))
     evidence = collect_evidence(objective.replay, objective.costs)

@@ -23,7 +23,7 @@ from skipsearch.replay.evidence import (
 )
 from skipsearch.replay.workload import make_workload
 from skipsearch.tasks import load_task
-from skipsearch.tuning.calibration import build_replay_objective
+from skipsearch.tuning.calibration import CalibrationLimits, build_replay_objective
 from skipsearch.tuning.events import ignore_event
 
 
@@ -34,7 +34,9 @@ def main() -> None:
     model = load_model(args.model)
     task = load_task(args.task, data=args.data, chat=args.chat)
     workload = make_workload(model, task, task.calibration)
-    objective = build_replay_objective(model, workload, ignore_event, text_limit_s=args.text_limit)
+    objective = build_replay_objective(
+        model, workload, ignore_event, limits=CalibrationLimits(args.text_limit)
+    )
     replay, n_layers = objective.replay, model.spec.n_layers
     _, cosines = trace_residual_stream(model, replay.batches.build_sample(8, 8))
     began = perf_counter()

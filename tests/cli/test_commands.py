@@ -590,9 +590,9 @@ def test_list_shows_the_searchers_of_others_and_one_that_is_broken(capsys, monke
 def test_tune_has_the_defaults_of_python(capsys, monkeypatch):
     assert signature(tune).parameters["searcher"].default == settings.DEFAULT_SEARCHER
     _, printed, _ = run_in_process(capsys, monkeypatch, "tune", "--help")
-    assert f"Default: {settings.DEFAULT_TRIALS} if there is no --budget." in " ".join(
-        printed.replace("│", "").split()
-    )
+    said = " ".join(printed.replace("│", "").split())
+    assert f"Default: {settings.DEFAULT_TRIALS}, or no limit with --budget." in said
+    assert f"Default: {settings.DEFAULT_BUDGET_S / 60:.0f}m, or no limit with --trials." in said
 
 
 def test_doctor_finds_a_working_installation(capsys, monkeypatch):

@@ -48,9 +48,13 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int]]:
     return prompts
 
 
-def write(store: TextStore | None, limit_s: float | None = None, n: int = 20) -> list[Continuation]:
+def write(
+    store: TextStore | None, limit_s: float | None = None, n: int = 20, min_texts: int = 16
+) -> list[Continuation]:
     model, _ = tiny_model_and_reference()
-    return write_reference_text(model, PROMPTS[:n], SETTINGS, store=store, limit_s=limit_s)
+    return write_reference_text(
+        model, PROMPTS[:n], SETTINGS, store=store, limit_s=limit_s, min_texts=min_texts
+    )
 
 
 def tokens(continuations: list[Continuation]) -> list[list[int]]:
@@ -117,10 +121,10 @@ def test_damaged_lines_are_not_read(tmp_path: Path, line: str) -> None:
 def test_after_the_limit_no_wave_begins_but_enough_texts_are_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(reference_text, "MIN_TEXTS", 5)
     monkeypatch.setattr(reference_text, "prompts_per_pass", lambda model: 3)
     store = TextStore(tmp_path / "a.jsonl")
-    assert len(write(store, limit_s=-1)) == 6
+    assert len(write(None, limit_s=-1, min_texts=2)) == 2
+    assert len(write(store, limit_s=-1, min_texts=5)) == 6
     assert len(write(store, limit_s=60)) == 20
     assert len(write(TextStore(tmp_path / "a.jsonl"), limit_s=-1)) == 20, "stored texts are used"
 

@@ -61,6 +61,8 @@ def test_few_positions_are_replayed_as_whole_texts(n_positions: list[int]) -> No
 
 def test_a_slow_model_is_judged_on_fewer_positions() -> None:
     limits = [choose_max_positions(row_s) for row_s in (1e-4, 2e-3, 5e-3, 1.0)]
+    assert choose_max_positions(2e-3, judging_s=4.0) == 2000
+    assert choose_max_positions(2e-3, judging_s=60.0) == MAX_POSITIONS
     assert limits[0] == limits[1] == MAX_POSITIONS
     assert MAX_POSITIONS > limits[2] > limits[3] == FEWEST_POSITIONS
     for limit in limits:

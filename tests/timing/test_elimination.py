@@ -62,6 +62,7 @@ def race(
     rungs: Sequence[int] = (N_PROMPTS,),
     answers: Answers | None = None,
     corrections: Sequence[Callable[[Collection[int]], float]] = (),
+    limit_s: float | None = None,
 ) -> tuple[str, Answers, dict[str, PairedTimings]]:
     """(the winner, who met whom, timings). Plain decoding takes a second a prompt."""
     answers = answers or Answers()
@@ -72,6 +73,7 @@ def race(
         answers,  # type: ignore[arg-type]
         rungs,
         corrections=corrections,
+        limit_s=limit_s,
     )
     return racing[winner].name, answers, dict(zip(paces, pairs, strict=True))
 
@@ -103,6 +105,15 @@ def test_a_gain_that_is_not_worth_more_prompts_ends_the_race() -> None:
     winner, answers, _ = race({"a": steady(0.5 * small), "b": steady(0.5)})
     assert winner == "b"
     assert len(answers.met_by("a")) == MIN_COMPARED_PROMPTS
+
+
+def test_once_the_time_is_over_the_fastest_so_far_wins() -> None:
+    winner, answers, pairs = race({"a": uneven(0.6), "b": uneven(0.5)}, limit_s=0.0)
+    assert winner == "b"
+    assert answers.met_by("a") == answers.met_by("b") == [0]
+    assert pairs["b"].plain.n_prompts == 1
+    _, answers, _ = race({"a": uneven(0.5), "b": steady(0.5)}, limit_s=60.0)
+    assert len(answers.met_by("a")) > 1
 
 
 def test_the_rungs_end_a_race_in_which_nothing_is_certain() -> None:

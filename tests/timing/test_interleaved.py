@@ -22,6 +22,7 @@ from skipsearch.errors import SearchError
 from skipsearch.models import ModelAdapter
 from skipsearch.replay.workload import Workload
 from skipsearch.timing.interleaved import (
+    FEWEST_PROMPTS,
     FIRST_CHECK,
     NARROW_RATIO,
     PairedTimings,
@@ -160,7 +161,10 @@ class Answers:
 
 
 def measured(
-    drafting_s: Sequence[float], rounds: Sequence[bool] = (), is_learning: bool = False
+    drafting_s: Sequence[float],
+    rounds: Sequence[bool] = (),
+    is_learning: bool = False,
+    limit_s: float | None = None,
 ) -> tuple[PairedTimings, Answers, list[tuple[int, int]]]:
     """(what was measured, who was asked, progress). Plain decoding takes a second a prompt."""
     told: list[tuple[int, int]] = []
@@ -170,6 +174,7 @@ def measured(
         Known(drafting_s, is_learning),  # type: ignore[arg-type]
         answers,  # type: ignore[arg-type]
         progress=lambda done, total: told.append((done, total)),
+        limit_s=limit_s,
     )
     return pair, answers, told
 
@@ -211,8 +216,16 @@ def test_a_measurement_counts_prompts_that_have_a_round() -> None:
 
 
 def test_what_learns_from_request_to_request_is_measured_on_all_prompts() -> None:
-    pair, *_ = measured(EQUAL * 16, is_learning=True)
-    assert (pair.plain.n_prompts, pair.stopped_early) == (32, False)
+    pair, *_ = measured(EQUAL * 16, is_learning=True, limit_s=0.0)
+    assert (pair.plain.n_prompts, pair.stopped) == (32, "prompts_ended")
+
+
+def test_once_the_time_is_over_no_prompt_begins_but_a_few_are_measured() -> None:
+    pair, *_ = measured(EQUAL * 16, limit_s=0.0)
+    assert (pair.plain.n_prompts, pair.stopped) == (FEWEST_PROMPTS, "time_over")
+    assert not pair.stopped_early, "the time does not depend on the interval, so it is not widened"
+    pair, *_ = measured(EQUAL * 16, limit_s=60.0)
+    assert (pair.plain.n_prompts, pair.stopped) == (FIRST_CHECK, "narrow")
 
 
 # --- figures

@@ -1,5 +1,5 @@
-"""The latency table: several context lengths, kept between searches, and measured anew when the
-machine is not what it was.
+"""The latency table: kept between searches, and measured anew when the machine is not what it
+was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from skipsearch.timing import latency_table
 from skipsearch.timing.latency import LatencyEntry
 from skipsearch.timing.latency_table import (
     N_CHECKED_MASKS,
-    LatencyTable,
     load_or_measure_latency_table,
     table_fingerprint,
 )
@@ -54,12 +53,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         repeats: int = 3,
         masks: Any = (),
         sampling: Any = None,
+        progress: Any = None,
     ) -> LatencyEntry:
         asked.append((max_draft, context))
         return LatencyEntry(context, made_up(context), 0.01, (0.02,) * len(masks))
 
-    def plain_seconds(model: Any, context: int, sampling: Any = None) -> float:
-        asked.append((0, context))
+    def plain_seconds(model: Any, context: int, repeats: int = 9, sampling: Any = None) -> float:
+        if repeats > 2:
+            asked.append((0, context))
         return made_up(context).verify[0]
 
     monkeypatch.setattr(latency_table, "measure_latency", measure)
@@ -76,33 +77,47 @@ def made_up(context: int, factor: float = 1.0) -> Costs:
     )
 
 
-def test_between_two_contexts_it_is_linear_and_outside_of_them_that_of_the_nearest() -> None:
-    both = LatencyTable(
-        (LatencyEntry(100, made_up(100), 0.0), LatencyEntry(300, made_up(300), 0.0))
-    )
-    assert both.costs_at(200) == made_up(200)
-    assert both.costs_at(100) == both.costs_at(7) == made_up(100)
-    assert both.costs_at(999) == made_up(300)
-
-
 def test_it_is_measured_once_for_a_model_and_read_after_that(
     measured: list[tuple[int, int]], folder: Path
 ) -> None:
     model, _ = tiny_model_and_reference()
-    steps: list[tuple[int, int]] = []
-    first = load_or_measure_latency_table(
-        model, 4, [50, 10, 30, 10], lambda done, total: steps.append((done, total))
-    )
-    assert measured == [(4, 10), (4, 30), (4, 50)]
-    assert steps == [(0, 3), (1, 3), (2, 3)]
-    assert len(first.errors) == N_CHECKED_MASKS
+    first = load_or_measure_latency_table(model, 4, 96)
+    assert measured == [(4, 96)]
+    assert len(first.entry.errors) == N_CHECKED_MASKS
     assert not first.cached
-    again = load_or_measure_latency_table(model, 4, [10, 30, 50])
-    assert (again.entries, again.cached) == (first.entries, True)
-    assert measured[3:] == [(0, 10)], (
+    again = load_or_measure_latency_table(model, 4, 96)
+    assert (again.entry, again.cached) == (first.entry, True)
+    assert measured[1:] == [(0, 96)], (
         "one plain pass tells whether the machine is as fast as it was"
     )
     assert len(list(folder.iterdir())) == 1
+
+
+def test_texts_of_nearly_the_same_length_share_a_table(measured: list[tuple[int, int]]) -> None:
+    model, _ = tiny_model_and_reference()
+    assert load_or_measure_latency_table(model, 4, 250).entry.context == 256
+    assert load_or_measure_latency_table(model, 4, 262).cached
+    assert not load_or_measure_latency_table(model, 4, 281).cached
+    assert load_or_measure_latency_table(model, 4, 1).entry.context == latency_table.CONTEXT_STEP
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "repeats"),
+    [(0.002, latency_table.SHORT_PASS_REPEATS), (0.05, latency_table.LONG_PASS_REPEATS)],
+)
+def test_long_passes_are_timed_fewer_times(
+    pass_s: float, repeats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def measure(model: Any, max_draft: int, context: int, repeats: int, *_: Any) -> LatencyEntry:
+        asked.append(repeats)
+        return LatencyEntry(context, made_up(context), 0.01, (0.02,) * N_CHECKED_MASKS)
+
+    monkeypatch.setattr(latency_table, "measure_latency", measure)
+    monkeypatch.setattr(latency_table, "time_plain_pass", lambda *_, **__: pass_s)
+    load_or_measure_latency_table(tiny_model_and_reference()[0], 4, 64)
+    assert asked == [repeats]
 
 
 def test_sampling_has_a_table_of_its_own_because_it_takes_longer(
@@ -110,49 +125,45 @@ def test_sampling_has_a_table_of_its_own_because_it_takes_longer(
 ) -> None:
     model, _ = tiny_model_and_reference()
     sampling = SamplingParams(0.7, top_k=20)
-    load_or_measure_latency_table(model, 4, [10])
-    assert not load_or_measure_latency_table(model, 4, [10], sampling=sampling).cached
-    assert measured == [(4, 10)] * 2
-    assert load_or_measure_latency_table(model, 4, [10], sampling=sampling).cached
+    load_or_measure_latency_table(model, 4, 32)
+    assert not load_or_measure_latency_table(model, 4, 32, sampling=sampling).cached
+    assert measured == [(4, 32)] * 2
+    assert load_or_measure_latency_table(model, 4, 32, sampling=sampling).cached
 
 
 def test_on_a_machine_that_became_slower_it_is_measured_again(
     measured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = tiny_model_and_reference()
-    load_or_measure_latency_table(model, 4, [10])
+    load_or_measure_latency_table(model, 4, 32)
     monkeypatch.setattr(
         latency_table,
         "measure_latency",
-        lambda m, d, context, repeats=3, masks=(), sampling=None: LatencyEntry(
-            context, made_up(context, 1.3), 0.0, (0.0,)
-        ),
+        lambda m, d, context, *_: LatencyEntry(context, made_up(context, 1.3), 0.0, (0.0,)),
     )
     monkeypatch.setattr(
-        latency_table,
-        "time_plain_pass",
-        lambda m, context, sampling=None: made_up(context, 1.3).verify[0],
+        latency_table, "time_plain_pass", lambda m, context, **_: made_up(context, 1.3).verify[0]
     )
-    again = load_or_measure_latency_table(model, 4, [10])
+    again = load_or_measure_latency_table(model, 4, 32)
     assert not again.cached
-    assert again.costs_at(10) == made_up(10, 1.3)
+    assert again.costs == made_up(32, 1.3)
 
 
-def kept_and_changed(folder: Path, change: Callable[[list[Any]], object]) -> None:
-    """Measures a table at 10, 30 and 50 tokens, and changes what its file says."""
-    load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10, 30, 50])
+def kept_and_changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Measure a table, and change what its file says."""
+    load_or_measure_latency_table(tiny_model_and_reference()[0], 4, 32)
     (kept,) = folder.iterdir()
     said = json.loads(kept.read_bytes())
-    change(said)
+    change(said[0])
     kept.write_text(json.dumps(said))
 
 
 def is_measured_again_once() -> None:
     model, _ = tiny_model_and_reference()
-    assert not load_or_measure_latency_table(model, 4, [10, 30, 50]).cached
-    again = load_or_measure_latency_table(model, 4, [10, 30, 50])
+    assert not load_or_measure_latency_table(model, 4, 32).cached
+    again = load_or_measure_latency_table(model, 4, 32)
     assert again.cached
-    assert again.costs_at(30) == made_up(30)
+    assert again.costs == made_up(32)
 
 
 @pytest.mark.usefixtures("measured")
@@ -172,7 +183,7 @@ def test_a_folder_in_its_place_is_left_and_measured_past(folder: Path) -> None:
     (kept,) = folder.iterdir()
     kept.unlink()
     kept.mkdir()
-    assert not load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10, 30, 50]).cached
+    assert not load_or_measure_latency_table(tiny_model_and_reference()[0], 4, 32).cached
     assert list(folder.iterdir()) == [kept]
     assert kept.is_dir()
 
@@ -181,20 +192,16 @@ def test_a_folder_in_its_place_is_left_and_measured_past(folder: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda said: said.pop(),
-        lambda said: said.reverse(),
-        lambda said: said[1].update(context=31),
-        lambda said: said[1].pop("costs"),
-        lambda said: said[1]["errors"].pop(),
-        lambda said: said[0].update(errors=[0.02]),
-        lambda said: said[1]["costs"]["sublayers"].pop(),
-        lambda said: said[1]["costs"]["verify"].pop(),
-        lambda said: said[1]["costs"].update(overhead=math.inf),
-        lambda said: said[1].update(spread=math.nan),
+        lambda said: said.pop("costs"),
+        lambda said: said["errors"].pop(),
+        lambda said: said["costs"]["sublayers"].pop(),
+        lambda said: said["costs"]["verify"].pop(),
+        lambda said: said["costs"].update(overhead=math.inf),
+        lambda said: said.update(spread=math.nan),
     ],
 )
 def test_a_table_of_another_shape_is_measured_over(
-    change: Callable[[list[Any]], object], folder: Path
+    change: Callable[[dict[str, Any]], object], folder: Path
 ) -> None:
     kept_and_changed(folder, change)
     is_measured_again_once()
@@ -221,17 +228,14 @@ def test_one_measured_on_a_busy_machine_is_used_and_not_kept(
     monkeypatch.setattr(
         latency_table,
         "measure_latency",
-        lambda m, d, context, repeats=3, masks=(), sampling=None: LatencyEntry(
-            context, made_up(context), spread if context == 10 else 0.01, (error,) * len(masks)
+        lambda m, d, context, *_: LatencyEntry(
+            context, made_up(context), spread, (error,) * N_CHECKED_MASKS
         ),
     )
-    found = load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10, 30, 50])
+    found = load_or_measure_latency_table(tiny_model_and_reference()[0], 4, 32)
     assert found.accurate == sound
-    assert found.costs_at(30) == made_up(30)
-    assert (
-        load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10, 30, 50]).cached
-        == sound
-    )
+    assert found.costs == made_up(32)
+    assert load_or_measure_latency_table(tiny_model_and_reference()[0], 4, 32).cached == sound
     assert folder.exists() == sound
 
 
@@ -239,12 +243,12 @@ def test_one_measured_on_a_busy_machine_is_used_and_not_kept(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda said: said[0].update(spread=0.62),
-        lambda said: said[1].update(errors=[0.3] * N_CHECKED_MASKS),
+        lambda said: said.update(spread=0.62),
+        lambda said: said.update(errors=[0.3] * N_CHECKED_MASKS),
     ],
 )
 def test_a_doubtful_one_that_was_kept_is_measured_over(
-    change: Callable[[list[Any]], object], folder: Path
+    change: Callable[[dict[str, Any]], object], folder: Path
 ) -> None:
     kept_and_changed(folder, change)
     is_measured_again_once()
@@ -253,33 +257,28 @@ def test_a_doubtful_one_that_was_kept_is_measured_over(
 def test_a_doubtful_measurement_does_not_replace_a_sound_one(
     measured: list[tuple[int, int]], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10])
+    first = load_or_measure_latency_table(tiny_model_and_reference()[0], 4, 32)
     with monkeypatch.context() as patch:
         patch.setattr(
             latency_table,
             "measure_latency",
-            lambda m, d, context, repeats=3, masks=(), sampling=None: LatencyEntry(
-                context, made_up(context, 2), 0.62, (0.0,)
-            ),
+            lambda m, d, context, *_: LatencyEntry(context, made_up(context, 2), 0.62, (0.0,)),
         )
         assert load_or_measure_latency_table(
-            tiny_model_and_reference()[0], 4, [10], remeasure=True
-        ).costs_at(10) == made_up(10, 2)
-    assert (
-        load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10]).entries
-        == first.entries
-    )
+            tiny_model_and_reference()[0], 4, 32, remeasure=True
+        ).costs == made_up(32, 2)
+    assert load_or_measure_latency_table(tiny_model_and_reference()[0], 4, 32).entry == first.entry
 
 
 def test_on_request_it_is_measured_whatever_is_kept_and_kept_instead(
     measured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = tiny_model_and_reference()
-    load_or_measure_latency_table(model, 4, [10])
+    load_or_measure_latency_table(model, 4, 32)
     del measured[:]
-    assert not load_or_measure_latency_table(model, 4, [10], remeasure=True).cached
-    assert measured == [(4, 10)], "and not even a plain pass is compared"
-    assert load_or_measure_latency_table(model, 4, [10]).cached
+    assert not load_or_measure_latency_table(model, 4, 32, remeasure=True).cached
+    assert measured == [(4, 32)], "and not even a plain pass is compared"
+    assert load_or_measure_latency_table(model, 4, 32).cached
 
 
 def test_any_number_of_processes_may_keep_one_at_once(tmp_path: Path) -> None:
@@ -310,15 +309,15 @@ def test_any_number_of_processes_may_keep_one_at_once(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("measured")
 def test_a_folder_that_cannot_be_written_to_keeps_nothing_and_stops_nobody(folder: Path) -> None:
     folder.write_text("a file in its place")
-    assert not load_or_measure_latency_table(tiny_model_and_reference()[0], 4, [10]).cached
+    assert not load_or_measure_latency_table(tiny_model_and_reference()[0], 4, 32).cached
 
 
 def test_another_model_engine_or_table_has_a_file_of_its_own() -> None:
     model, _ = tiny_model_and_reference()
     names = {
-        table_fingerprint(model, 4, [10]),
-        table_fingerprint(model, 5, [10]),
-        table_fingerprint(model, 4, [10, 20]),
+        table_fingerprint(model, 4, 32),
+        table_fingerprint(model, 5, 32),
+        table_fingerprint(model, 4, 64),
     }
     spec = model.spec
     for changes in (
@@ -328,19 +327,21 @@ def test_another_model_engine_or_table_has_a_file_of_its_own() -> None:
         {"quantization": "torchao-8bit"},
     ):
         other = type("Other", (), {"spec": replace(spec, **changes)})()
-        names.add(table_fingerprint(other, 4, [10]))
+        names.add(table_fingerprint(other, 4, 32))
     assert len(names) == 7
 
 
 def test_a_real_one_says_what_it_is_worth() -> None:
-    found = load_or_measure_latency_table(tiny_model_and_reference()[0], 2, [8, 24])
-    assert [m.context for m in found.entries] == [8, 24]
+    sweeps: list[tuple[int, int]] = []
+    found = load_or_measure_latency_table(
+        tiny_model_and_reference()[0], 2, 32, lambda done, total: sweeps.append((done, total))
+    )
     assert "drafts off by" in str(found)
-    assert found.costs_at(16).verify[0] > 0
-    for m in found.entries:
-        assert m.costs.draft_step_seconds(SkipMask(LAYERS)) == pytest.approx(
-            m.costs.verify[0], rel=1e-9
-        )
+    assert found.costs.verify[0] > 0
+    assert found.costs.draft_step_seconds(SkipMask(LAYERS)) == pytest.approx(
+        found.costs.verify[0], rel=1e-9
+    )
+    assert sweeps[0] == (0, 6)
 
 
 @pytest.mark.usefixtures("measured")
@@ -352,7 +353,7 @@ def test_the_guard_weighs_a_profile_alike_wherever_it_is_loaded() -> None:
     profile = load_profile(golden).model_copy(update={"drafters": (skip,)})
     facts = profile.model.model_copy(update={"n_layers": LAYERS})
     profile = profile.model_copy(update={"model": facts})
-    load_or_measure_latency_table(model, 4, [10, 60, 200])
+    load_or_measure_latency_table(model, 4, 60)
     with pytest.MonkeyPatch.context() as patch:  # the profile is of another model
         patch.setattr(match_model, "check_profile", lambda profile, model: [])
         assert [*make_decoder(model, profile).loop.drafter_costs] == [*profile.drafter_costs]

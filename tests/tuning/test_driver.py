@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -288,6 +289,33 @@ def test_whole_layers_are_skipped_whole(judged: list[SkipMask]) -> None:
     profile = searched(searcher="random", trials=8, whole_layers=True)
     assert all(mask.attn == mask.mlp for mask in judged)
     assert profile.mask.attn == profile.mask.mlp
+
+
+def test_a_budget_is_that_of_all_stages() -> None:
+    events: list[TuneEvent] = []
+    profile = searched(budget="0.01s", trials=None, on_event=events.append)
+    assert not any(isinstance(event, LongestDecoding) for event in events)
+    (forecast,) = (event for event in events if isinstance(event, Forecast))
+    assert forecast.search_s == pytest.approx(0.001), "a tenth for a stage that begins late"
+    assert forecast.decode_s <= 0.005
+    notices = [event.sentence for event in events if isinstance(event, Notice)]
+    assert any("too short for a race" in sentence for sentence in notices)
+    (confirmed,) = (event for event in events if isinstance(event, CandidateMeasured))
+    assert confirmed.split == "holdout"
+    assert profile.measured is not None
+    assert profile.measured.prompts == 3, "there are no more"
+
+
+@pytest.mark.parametrize(("limit_s", "n"), [(1e-9, 1), (23.0, 2), (1e9, 4)])
+def test_as_many_recipes_race_as_there_is_time_for(limit_s: float, n: int) -> None:
+    candidates: list[Any] = [
+        SimpleNamespace(seconds_per_token=seconds, predicted_speedup=1 / seconds)
+        for seconds in (0.5, 0.6, 0.4, 0.8)
+    ]
+    events: list[TuneEvent] = []
+    kept = race.limit_racers(candidates, limit_s, text_s=5.0, on_event=events.append)
+    assert [candidate.seconds_per_token for candidate in kept] == [0.4, 0.5, 0.6, 0.8][:n]
+    assert len(events) == (n < 4)
 
 
 @pytest.mark.usefixtures("fast")
@@ -682,11 +710,13 @@ def test_a_study_keeps_who_proposed_each_mask_and_the_race(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("fast")
-def test_without_budget_and_trials_a_search_ends_after_a_number_of_masks_and_not_of_seconds(
+def test_without_budget_and_trials_a_search_ends_after_a_number_of_masks_or_of_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(driver, "DEFAULT_TRIALS", 7)
     assert searched(searcher="random", trials=None).provenance.trials == 7
+    monkeypatch.setattr(driver, "DEFAULT_BUDGET_S", 1e-6)
+    assert searched(searcher="random", trials=None).provenance.trials == 1
 
 
 def test_a_task_that_samples_is_replayed_on_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -718,11 +748,11 @@ def test_a_machine_too_busy_for_predictions_is_named_and_so_are_rough_ones(
     error: float, spread: float, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    table = LatencyTable((LatencyEntry(20, COSTS, spread, (error,) * 20),))
+    table = LatencyTable(LatencyEntry(20, COSTS, spread, (error,) * 20))
     monkeypatch.setattr(calibration, "load_or_measure_latency_table", lambda *_: table)
     events: list[TuneEvent] = []
     costs = calibration.measure_task_costs(
-        small_model(), [10, 20, 30], GREEDY, lambda done, total: None, events.append
+        small_model(), 20, GREEDY, lambda done, total: None, events.append
     )
     assert costs == COSTS
     _, *noted = [event for event in events if isinstance(event, Notice)]

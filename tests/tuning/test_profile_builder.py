@@ -79,7 +79,7 @@ def compiled(
         task,
         work,
         recipe,
-        PairedTimings(baseline, ours, stopped_early),
+        PairedTimings(baseline, ours, "narrow" if stopped_early else "prompts_ended"),
         provenance=profile_builder.make_provenance("gp", "replay", 3, 57, 12.3456),
     )
 
