@@ -14,7 +14,6 @@ min(p(y), q(y)) / p(y) = min(1, q(y) / p(y)).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -178,15 +177,16 @@ class Replay:
     def _compute_missing_kv(
         self, prompts: Sequence[Sequence[int]], text_kv: list[TextKV | None], max_bytes: float
     ) -> None:
-        """Compute the K/V of stored texts that are cut, as far as memory allows.
+        """Compute the K/V before the last segment of each stored text, as far as memory allows.
 
-        Otherwise, each segment would read its text from the beginning. text_kv: gets them.
+        Otherwise, each segment and each sample of positions would read its text from the beginning.
+        text_kv: gets them.
         """
-        n_segments = Counter(segment.text for segment in self.segments)
+        n_tokens = {s.text: s.first for s in sorted(self.segments, key=lambda s: s.first)}
         max_bytes -= sum(kv.nbytes for kv in text_kv if kv is not None)
-        for i, text in enumerate(self.texts):
-            if n_segments[i] > 1 and text_kv[i] is None and max_bytes > 0:
-                text_kv[i] = kv = compute_text_kv(self.model, [*prompts[i], *text[:-1]])
+        for i, n in n_tokens.items():
+            if text_kv[i] is None and max_bytes > 0:
+                text_kv[i] = kv = compute_text_kv(self.model, [*prompts[i], *self.texts[i][:n]])
                 max_bytes -= 0 if kv is None else kv.nbytes
 
     def with_draft(
