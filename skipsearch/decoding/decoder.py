@@ -209,6 +209,8 @@ class Decoder:
         self,
         input_ids: Sequence[int] | Tensor | Request,
         max_new_tokens: int | None = None,
+        *,
+        prefix_cache: PrefixCache | None = None,
         **settings: Unpack[RequestOptions],
     ) -> Generation:
         """Generate text after `input_ids` (a list, or a tensor [T] or [1, T]), or run a `Request`.
@@ -216,7 +218,9 @@ class Decoder:
         settings: the other fields of a `Request`: temperature, top_p, top_k, seed, stop,
         end_on_repeat, ignore_eos, processors, max_seconds, constraint. Raises: DecodeError if a
         value is not allowed."""
-        return Generation.from_chunks(self.stream(input_ids, max_new_tokens, **settings))
+        return Generation.from_chunks(
+            self.stream(input_ids, max_new_tokens, prefix_cache=prefix_cache, **settings)
+        )
 
 
 def _make_skip_recipe(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from skipsearch.core.constraint import Constraint
 from skipsearch.decoding import Decoder, Generation
+from skipsearch.decoding.prefix_cache import PrefixCache
 from skipsearch.decoding.repetition import EndOnRepeat, find_loop_start
 from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import TaskError
@@ -30,9 +31,14 @@ class Workload:
     _n_before_loop: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     def generate(
-        self, decoder: Decoder, prompt_index: int, seed: int, max_tokens: int | None = None
+        self,
+        decoder: Decoder,
+        prompt_index: int,
+        seed: int,
+        max_tokens: int | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> Generation:
-        """Decode the answer to a prompt.
+        """Decode the answer to a prompt. prefix_cache: as for `Decoder.stream`.
 
         An answer that loops is decoded again up to its loop, because every draft of looping text is
         accepted: only the text before the loop counts. Its finish reason is still "loop". The next
@@ -41,7 +47,7 @@ class Workload:
         limit = min(self.max_new_tokens, max_tokens or self.max_new_tokens)
         n_before = self._n_before_loop.get(prompt_index)
         if n_before is None:
-            answer = self._decode(decoder, prompt_index, seed, limit)
+            answer = self._decode(decoder, prompt_index, seed, limit, prefix_cache)
             if answer.finish_reason != "loop":
                 return answer
             n_before = find_loop_start(answer.tokens)
@@ -49,15 +55,21 @@ class Workload:
             n_before = max(1, n_before)
             if self.sampling.is_greedy:
                 self._n_before_loop[prompt_index] = n_before
-        answer = self._decode(decoder, prompt_index, seed, min(limit, n_before))
+        answer = self._decode(decoder, prompt_index, seed, min(limit, n_before), prefix_cache)
         return replace(answer, finish_reason="loop") if n_before <= limit else answer
 
     def _decode(
-        self, decoder: Decoder, prompt_index: int, seed: int, max_tokens: int
+        self,
+        decoder: Decoder,
+        prompt_index: int,
+        seed: int,
+        max_tokens: int,
+        prefix_cache: PrefixCache | None,
     ) -> Generation:
         return decoder.generate(
             self.prompt_ids[prompt_index],
             max_tokens,
+            prefix_cache=prefix_cache,
             seed=seed,
             end_on_repeat=self.end_on_repeat,
             constraint=self.constraint,

@@ -10,6 +10,7 @@ import numpy as np
 
 from skipsearch.core.stats import jackknife_stderr, student_quantile
 from skipsearch.decoding import Decoder
+from skipsearch.decoding.prefix_cache import PrefixCache
 from skipsearch.errors import SearchError
 from skipsearch.replay.workload import Workload
 from skipsearch.timing.interleaved import (
@@ -42,6 +43,7 @@ def race_decoders(
     progress: Callable[[int, int], None] = lambda done, total: None,
     corrections: Sequence[Callable[[Collection[int]], float]] = (),
     limit_s: float | None = None,
+    shares_prompts: bool = False,
 ) -> tuple[int, list[PairedTimings]]:
     """Find the fastest candidate.
 
@@ -55,6 +57,8 @@ def race_decoders(
     factor times the seconds per token on these prompts estimates the seconds per token on all
     prompts (a control variate). (): no corrections.
     limit_s: after this many seconds no prompt begins; None: no limit. At least one is decoded.
+    shares_prompts: whether one decoder alone reads a prompt, and the others begin with its K/V.
+    Drafters that read the prompt's hidden states need the prompt themselves.
 
     Returns (index of the winner, timings of each candidate and of plain decoding on the prompts
     that both decoded). Raises: SearchError if no prompt has a round.
@@ -75,7 +79,12 @@ def race_decoders(
         with_plain = len(baseline.samples) < PLAIN_PROMPTS
         racing = [candidates[i] for i in remaining]
         samples = time_prompt(
-            [*racing, plain] if with_plain else racing, workload, prompt, seed, prompt
+            [*racing, plain] if with_plain else racing,
+            workload,
+            prompt,
+            seed,
+            prompt,
+            PrefixCache() if shares_prompts else None,
         )
         add_samples([*(timings[i] for i in remaining), baseline], samples)
         progress(prompt + 1, total)

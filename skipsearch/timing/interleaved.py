@@ -12,6 +12,7 @@ import torch
 from skipsearch.core.sequences import common_prefix_length
 from skipsearch.core.stats import DecodeStats, Estimate, estimate_ratio
 from skipsearch.decoding import Decoder, Generation
+from skipsearch.decoding.prefix_cache import PrefixCache
 from skipsearch.engine import no_grad
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
@@ -209,16 +210,24 @@ def warm_up(decoders: Sequence[Decoder], workload: Workload, seed: int) -> None:
 
 
 def time_prompt(
-    decoders: Sequence[Decoder], workload: Workload, prompt_index: int, seed: int, first: int
+    decoders: Sequence[Decoder],
+    workload: Workload,
+    prompt_index: int,
+    seed: int,
+    first: int,
+    prefix_cache: PrefixCache | None = None,
 ) -> list[TimedGeneration]:
     """Time every decoder on one prompt, the `first` one first.
 
-    first: modulo the number of decoders. Returns [] if one of them ended with the prefill's token.
+    first: modulo the number of decoders. prefix_cache: shared by the decoders, so that one of them
+    alone reads the prompt. Returns [] if one of them ended with the prefill's token.
     """
     samples: dict[int, TimedGeneration] = {}
     for turn in range(len(decoders)):
         d = (first + turn) % len(decoders)
-        generation = workload.generate(decoders[d], prompt_index, seed + prompt_index)
+        generation = workload.generate(
+            decoders[d], prompt_index, seed + prompt_index, prefix_cache=prefix_cache
+        )
         stats = generation.stats
         samples[d] = TimedGeneration(
             prompt_index,

@@ -206,6 +206,11 @@ def race_candidates(
             for candidate in candidates
         ],
         limit_s,
+        shares_prompts=all(
+            drafter.kind in ("lookup", "skip")
+            for candidate in candidates
+            for drafter in candidate.recipe.drafters
+        ),
     )
     raced = [
         replace(candidate, measurement=pair)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -53,7 +53,12 @@ class SimulatedWorkload:
         return range(len(self.n_tokens))
 
     def generate(
-        self, decoder: SimulatedDecoder, prompt_index: int, seed: int, max_tokens: int | None = None
+        self,
+        decoder: SimulatedDecoder,
+        prompt_index: int,
+        seed: int,
+        max_tokens: int | None = None,
+        **_: Any,
     ) -> Generation:
         self.n_decoded += max_tokens is None
         stats = DecodeStats(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ class Answers:
         return range(self.n_prompts)
 
     def generate(
-        self, decoder: Paced, prompt: int, seed: int, max_tokens: int | None = None
+        self, decoder: Paced, prompt: int, seed: int, max_tokens: int | None = None, **_: Any
     ) -> Generation:
         if max_tokens is None:
             self.log.append((decoder.name, prompt))

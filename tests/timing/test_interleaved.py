@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from helpers.tiny import LAYERS, VOCAB, tiny_model_and_reference, with_eos
@@ -16,6 +17,7 @@ from replay.fabricated import drafting, plain, sample
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder, Generation
+from skipsearch.decoding.prefix_cache import PrefixCache
 from skipsearch.drafters.exits import make_exit
 from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import SearchError
@@ -30,6 +32,7 @@ from skipsearch.timing.interleaved import (
     find_first_divergence,
     measure_speedup,
     time_interleaved,
+    time_prompt,
 )
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31), (33, 34))
@@ -128,6 +131,16 @@ def test_samples_are_real_generations_and_drafting_changes_none_of_their_tokens(
     assert timed.stats.rounds == timed.stats.round_tokens == 4 * 7
 
 
+def test_with_a_shared_cache_one_decoder_reads_the_prompt_and_all_write_the_same_text() -> None:
+    model, _ = tiny_model_and_reference()
+    drafter = Decoder(model, SkipMask(LAYERS, (1, 3), (2,)), draft_length=3)
+    alone = time_prompt([Decoder(model), drafter], WORK, 0, 0, 0)
+    shared = time_prompt([Decoder(model), drafter], WORK, 0, 0, 0, PrefixCache())
+    assert [s.generation.tokens for s in shared] == [s.generation.tokens for s in alone]
+    assert [s.stats.cached_tokens for s in alone] == [0, 0]
+    assert [s.stats.cached_tokens for s in shared] == [0, len(PROMPTS[0]) - 1]
+
+
 # --- a measurement that ends when it is certain enough
 
 
@@ -151,7 +164,7 @@ class Answers:
         return range(len(self.rounds))
 
     def generate(
-        self, decoder: Known, prompt: int, seed: int, max_tokens: int | None = None
+        self, decoder: Known, prompt: int, seed: int, max_tokens: int | None = None, **_: Any
     ) -> Generation:
         if max_tokens is None:
             self.asked.append(prompt)

@@ -58,7 +58,7 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch, seconds_of: Callable[[Recipe]
     """
 
     def time_prompt(
-        decoders: Sequence[Any], workload: Any, prompt: int, seed: int, first: int
+        decoders: Sequence[Any], workload: Any, prompt: int, seed: int, first: int, *_: Any
     ) -> list[TimedGeneration]:
         return [
             sample(prompt, seconds_of(decoder.recipe), rounds=4, drafted=8, accepted=6)
