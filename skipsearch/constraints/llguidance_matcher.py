@@ -99,7 +99,7 @@ def _prepare_tokenizer(
         if key not in prepared:
             try:
                 prepared[key] = _PreparedTokenizer(
-                    from_tokenizer(tokenizer, vocab_size, list(eos_ids))
+                    from_tokenizer(getattr(tokenizer, "full", tokenizer), vocab_size, list(eos_ids))
                 )
             except (ValueError, RuntimeError) as error:
                 raise DecodeError(

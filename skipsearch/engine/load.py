@@ -17,9 +17,8 @@ from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.decompose import decompose_model
 from skipsearch.models.fused.fused_adapter import FusedFrom
 from skipsearch.models.loading.aliases import find_packaged_model
-from skipsearch.models.loading.gguf_file import list_parts, read_gguf
+from skipsearch.models.loading.gguf_file import list_parts
 from skipsearch.models.loading.gguf_model import find_gguf, is_gguf, open_gguf
-from skipsearch.models.loading.gguf_tokenizer import read_tokenizer
 from skipsearch.models.loading.loader import open_model, why_not_fused
 from skipsearch.models.loading.placement import pick_device, pick_dtype
 from skipsearch.models.loading.quantize import (
@@ -172,14 +171,12 @@ def _load_gguf(
     number_format = pick_dtype(dtype, place)
     if weight_cache is None:
         return native.to_native_stored(open_gguf(name, number_format), activations, progress)
-    path = find_gguf(name)
-    paths = list_parts(path)
+    paths = list_parts(find_gguf(name))
     if all(part.is_file() for part in paths):
         cached = weight_cache.load(
             hash_weight_files(paths),
             number_format,
             activations,
-            lambda spec: read_tokenizer(read_gguf(path), spec.vocab_size),
             lambda: _read_origin(name, number_format),
         )
         if cached is not None:

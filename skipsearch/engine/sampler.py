@@ -60,10 +60,10 @@ class SamplingParams:
         The result is a plain list, because transformers' list class inspects signatures at every
         call, which takes longer than warping.
         """
-        from transformers import TemperatureLogitsWarper, TopKLogitsWarper
-
         if self.is_greedy:
             return []
+        from transformers import TemperatureLogitsWarper, TopKLogitsWarper
+
         return [
             TemperatureLogitsWarper(float(self.temperature)),
             *([TopKLogitsWarper(int(self.top_k))] if self.top_k else []),

@@ -9,6 +9,8 @@ import pickle
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -366,3 +368,36 @@ def test_a_draft_head_begins_with_the_last_layer_of_a_stored_model(
         plan = Planner(8, torch.device("cpu")).plan_chain(0, 3)
         outputs.append(layer.head(layer.block(0, hidden, layer.new_cache(1, 8), plan)))
     assert torch.equal(*outputs)
+
+
+WITHOUT_TRANSFORMERS = """
+import sys
+import skipsearch as ss
+from pathlib import Path
+from tokenizers import Tokenizer, models
+from skipsearch.decoding import Decoder
+from skipsearch.engine.native import WeightCache
+from skipsearch.models.chat.chat_text import encode_text
+from skipsearch.models.loading.stored_tokenizer import StoredTokenizer, TokenizerParts
+cache = WeightCache()
+cache.folder = Path(sys.argv[2])
+model = ss.load_model(sys.argv[1], dtype="float32", weight_cache=cache)
+backend = Tokenizer(models.BPE({"a": 3, "b": 9, "ab": 4}, [("a", "b")]))
+model.tokenizer = StoredTokenizer(TokenizerParts("m", backend.to_str(), {}))
+tokens = Decoder(model).generate(encode_text(model.tokenizer, "aba", True), 8, ignore_eos=True)
+print(tokens.tokens, tokens.text is not None, "transformers" in sys.modules)
+"""
+
+
+def test_a_stored_model_decodes_without_transformers(cache: WeightCache, file: Path) -> None:
+    """Its import takes a second."""
+    model = load_fresh(file, weight_cache=cache)
+    tokens = Decoder(model).generate([4, 3], 8, ignore_eos=True).tokens
+    printed = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TRANSFORMERS, str(file), str(cache.folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+    ).stdout
+    assert printed.split(" True ") == [str(tokens), "False\n"]

@@ -21,11 +21,11 @@ import re
 import secrets
 import shutil
 import struct
-import threading
 import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +64,7 @@ from skipsearch.models.fused.mlp import (
 from skipsearch.models.fused.norms import RMSNorm
 from skipsearch.models.fused.rope import RotaryAngles, RotaryTable
 from skipsearch.models.loading.quantize import name_with_activations, split_activations
+from skipsearch.models.loading.stored_tokenizer import StoredTokenizer, TokenizerParts, take_apart
 from skipsearch.models.stored_checks import hash_own_code, load_check_result
 
 SUFFIX = ".panels"
@@ -73,7 +74,9 @@ PREAMBLE = struct.Struct("<8sQQQQ")
 TENSORS_ALIGNMENT = 4096
 MIN_BYTES = 16 << 20  # smaller weights are packed in no time
 SPARE_BYTES = 1 << 30  # that stay free on the disk
-CHECKED_BYTES = 16 << 20  # that are checked at once
+# Bytes of which one call computes a checksum. It runs without the lock of the interpreter, which
+# making the tokenizer holds for a third of a second.
+REGION_BYTES = 1 << 29
 ABANDONED_S = 600.0  # since the last write to a temporary file, whose process has died
 
 CLASSES: dict[tuple[str, str], Any] = {
@@ -92,6 +95,7 @@ CLASSES: dict[tuple[str, str], Any] = {
         SharedExpert,
         F.silu,
         gelu_tanh,
+        TokenizerParts,
         TokenizerWarning,
         UnpackedWeightsWarning,
     )
@@ -145,13 +149,11 @@ class WeightCache:
         weights_sha256: str,
         dtype: torch.dtype,
         activations: str,
-        read_tokenizer: Callable[[ModelSpec], Any],
         read_origin: Callable[[], FusedFrom],
     ) -> NativeAdapter | None:
         """Return a stored model; None if it is not stored, or was not checked in this form.
 
-        A damaged entry is removed. read_tokenizer: is called while the entry is checked.
-        read_origin: as a fused model has it.
+        A damaged entry is removed. read_origin: as a fused model has it.
         """
         library = cached_library()
         if library is None or not self._is_trusted():
@@ -161,36 +163,37 @@ class WeightCache:
         entry = None if path is None else _MappedEntry.open(path)
         if path is None or entry is None:
             return None
-        with entry:
-            stored = entry.read_structure(library, activations)
-            if stored is None:
-                return None
-            base, _ = split_activations(stored["spec"].quantization, None)
-            spec = replace(
-                stored["spec"], quantization=name_with_activations(str(base), activations)
-            )
-            if load_check_result(replace(spec, engine="native"), library.sha256) is None:
-                return None
-            fused_model = FusedAdapter(
-                spec,
-                stored["embedding"],
-                stored["layers"],
-                {kind: RotaryTable(angles, None, spec) for kind, angles in stored["angles"]},
-                stored["norm"],
-                stored["head"],
-                [],
-                read_tokenizer(spec),
-            )
-            fused_model.read_origin = read_origin
-            if not entry.is_sound():
-                return None
+        stored = entry.read_structure(library, activations)
+        if stored is None:
+            return None
+        base, _ = split_activations(stored["spec"].quantization, None)
+        spec = replace(stored["spec"], quantization=name_with_activations(str(base), activations))
+        if load_check_result(replace(spec, engine="native"), library.sha256) is None:
+            return None
+        checksum = _Checksum(entry.memory, entry.start)
+        parts = stored["tokenizer"]
+        fused_model = FusedAdapter(
+            spec,
+            stored["embedding"],
+            stored["layers"],
+            {kind: RotaryTable(angles, None, spec) for kind, angles in stored["angles"]},
+            stored["norm"],
+            stored["head"],
+            [],
+            None if parts is None else StoredTokenizer(parts),
+        )
+        fused_model.read_origin = read_origin
+        model = NativeAdapter(fused_model, library)
+        if checksum.result() != entry.checksum:
+            path.unlink(missing_ok=True)
+            return None
         self._free_disk(0, path)
         with suppress(OSError):  # a folder that is for reading alone
             os.utime(path)
         for category, text in stored["warnings"]:
             warnings.warn(category(text), stacklevel=2)
         warn_if_threads_spin()
-        return NativeAdapter(fused_model, library)
+        return model
 
     def store(self, model: NativeAdapter, noted: list[Warning]) -> None:
         """Store a model that was loaded from files, unless it is small or has a part that cannot be
@@ -208,7 +211,7 @@ class WeightCache:
             or None in (computed for _, computed in angles)
         ):
             return
-        tensors = _StoredTensors()
+        tensors, tokenizer = _StoredTensors(), fused_model.tokenizer
         try:
             structure = tensors.pickle(
                 {
@@ -218,6 +221,7 @@ class WeightCache:
                     "angles": angles,
                     "norm": fused_model.norm,
                     "head": fused_model.unembed,
+                    "tokenizer": tokenizer and take_apart(tokenizer),
                     "warnings": [
                         (type(note), str(note)) for note in noted if type(note) in STORED_WARNINGS
                     ],
@@ -257,14 +261,15 @@ class WeightCache:
         )
         temporary = target.with_name(f".{secrets.token_hex(6)}{SUFFIX}.tmp")
         try:
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(handle, "wb") as file:
+            handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(handle, "w+b") as file:
                 file.write(bytes(PREAMBLE.size) + structure)
                 file.seek(start)
-                checksum = 0
                 for part in tensors.parts():
                     file.write(part)
-                    checksum = zlib.crc32(part, checksum)
+                file.flush()
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+                    checksum = _Checksum(memory, start).result()
                 sizes = n_bytes, len(structure)
                 file.seek(0)
                 file.write(PREAMBLE.pack(MAGIC, *sizes, zlib.crc32(structure), checksum))
@@ -376,14 +381,14 @@ class _StructureUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not stored")
 
 
+@dataclass(frozen=True)
 class _MappedEntry:
-    """The file of an entry, mapped for reading. A thread checks it while the entry is open."""
+    """The file of an entry, mapped for reading."""
 
-    def __init__(self, path: Path, memory: mmap.mmap, structure: bytes, checksum: int):
-        self.path, self.memory, self.structure, self.checksum = path, memory, structure, checksum
-        self.start = _round_up(PREAMBLE.size + len(structure))  # of the tensors
-        self._is_closing = self._matches = False
-        self._thread = threading.Thread(target=self._check)
+    path: Path
+    memory: mmap.mmap
+    structure: bytes
+    checksum: int  # of the tensors
 
     @classmethod
     def open(cls, path: Path) -> _MappedEntry | None:
@@ -402,12 +407,10 @@ class _MappedEntry:
         path.unlink(missing_ok=True)
         return None
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._is_closing = True
-        self._thread.join()
+    @property
+    def start(self) -> int:
+        """The first byte of the tensors."""
+        return _round_up(PREAMBLE.size + len(self.structure))
 
     def read_structure(self, library: NativeLibrary, activations: str) -> Any:
         """Return what was stored, with its tensors in the mapped memory.
@@ -424,24 +427,26 @@ class _MappedEntry:
             self.path.unlink(missing_ok=True)
             return None
 
-    def is_sound(self) -> bool:
-        """Wait for the check, and return whether the tensors are those that were stored.
 
-        A damaged file is removed.
-        """
-        self._thread.join()
-        if not self._matches:
-            self.path.unlink(missing_ok=True)
-        return self._matches
+class _Checksum:
+    """The checksum of a file's tensors, which threads compute while others run.
 
-    def _check(self) -> None:
-        # This also reads the file before the first pass does, and other threads run meanwhile.
-        checksum, view = 0, memoryview(self.memory)
-        for first in range(self.start, len(view), CHECKED_BYTES):
-            if self._is_closing:
-                return
-            checksum = zlib.crc32(view[first : first + CHECKED_BYTES], checksum)
-        self._matches = checksum == self.checksum
+    This also reads the file before the first pass does.
+    """
+
+    def __init__(self, memory: mmap.mmap, start: int):
+        view = memoryview(memory)
+        self._executor = ThreadPoolExecutor(torch.get_num_threads())
+        self._sums = [
+            self._executor.submit(zlib.crc32, view[first : first + REGION_BYTES])
+            for first in range(start, len(view), REGION_BYTES)
+        ]
+
+    def result(self) -> int:
+        """Wait for the threads, and return the checksum."""
+        with self._executor:
+            sums = [region.result() for region in self._sums]
+        return zlib.crc32(struct.pack(f"<{len(sums)}Q", *sums))
 
 
 def _round_up(n_bytes: int) -> int:

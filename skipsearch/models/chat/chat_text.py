@@ -7,6 +7,7 @@ from typing import Any
 
 from skipsearch.errors import ModelError
 from skipsearch.models.chat.template_sandbox import get_renderer
+from skipsearch.models.loading.stored_tokenizer import StoredTokenizer
 from skipsearch.models.third_party import first_line_of, panics_as_errors
 
 ToolSchemas = Sequence[Mapping[str, Any]] | None
@@ -101,6 +102,8 @@ def replace_unknown_roles(
 
 def _has_custom_chat_code(tokenizer: Any) -> bool:
     """Return whether the tokenizer's class renders chats by code of its own, without a template."""
+    if isinstance(tokenizer, StoredTokenizer):
+        return False
     from transformers import PreTrainedTokenizerBase
 
     return (
@@ -174,6 +177,8 @@ def encode_text(tokenizer: Any, text: str, special: bool) -> list[int]:
     _refuse_surrogates(text)
     try:
         with panics_as_errors():
+            if isinstance(tokenizer, StoredTokenizer):
+                return tokenizer.encode_ids(text, special)
             return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
     except ValueError as error:  # catastrophic backtracking of a pattern, an unknown special token
         raise ModelError(

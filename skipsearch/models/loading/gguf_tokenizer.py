@@ -47,8 +47,6 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
     vocab_size: rows of the model's embedding. Raises: GGUFError if the vocabulary has more tokens,
     or cannot be read.
     """
-    from transformers import PreTrainedTokenizerFast
-
     kind = file.get("tokenizer.ggml.model", str, "none")
     if kind == "none":
         return None
@@ -93,20 +91,27 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
                     if own_type == token_type and backend.token_to_id(token) is not None
                 ]
                 add(whole)
-            tokenizer = PreTrainedTokenizerFast(
-                tokenizer_object=_Uncopied(backend),
-                add_bos_token=_read_flag(file, "add_bos_token", adds_bos),
-                add_eos_token=_read_flag(file, "add_eos_token", False),
-                **settings,
-            )
-            # For errors. Given earlier, transformers would ask the Hub about a model of this name.
-            tokenizer.name_or_path = file.name
-            return tokenizer
+            settings["add_bos_token"] = _read_flag(file, "add_bos_token", adds_bos)
+            settings["add_eos_token"] = _read_flag(file, "add_eos_token", False)
+            return wrap_tokenizer(backend, settings, file.name)
     except Exception as error:  # tokenizers raises bare Exception
         raise GGUFError(
             f"{file.name}: its tokenizer cannot be read ({first_line_of(error)}); take the "
             "model's folder instead"
         ) from None
+
+
+def wrap_tokenizer(backend: Tokenizer, settings: dict[str, Any], name: str) -> Any:
+    """Return transformers' tokenizer around one of the library tokenizers, which it takes over.
+
+    settings: as transformers takes them. name: of the file.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=_Uncopied(backend), **settings)
+    # For errors. Given earlier, transformers would ask the Hub about a model of this name.
+    tokenizer.name_or_path = name
+    return tokenizer
 
 
 def _read_flag(file: GGUFFile, name: str, default: bool) -> bool:
