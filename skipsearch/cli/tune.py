@@ -69,13 +69,21 @@ def tune(
             "model with fewer bits, fewer tokens of its vocabulary or fewer sub-layers; adapted, "
             "kangaroo, s3d and mtp are trained (see --modules), and mtp may be a head that the "
             "model ships; clasp, asd and swift choose masks while decoding. lookup,skip asks "
-            "lookup first; lookup goes before any of the others too. auto: lookup; skip; "
-            "lookup,skip; what is in --modules; a head that the model ships."
+            "lookup first; lookup goes before any of the others too. draft-model is one of "
+            "--draft-models. auto: lookup; skip; lookup,skip; what is in --modules; a head that "
+            "the model ships; --draft-models."
         ),
     ] = "auto",
     modules: Annotated[
         Path | None,
         typer.Option(help="A folder of trained modules (from `skipsearch train`) to consider too."),
+    ] = None,
+    draft_models: Annotated[
+        str | None,
+        typer.Option(
+            help="Smaller models with the same tokens that may draft: names as for --model, with "
+            "commas between them. What they may leave out is searched, too."
+        ),
     ] = None,
     searcher: Annotated[
         str,
@@ -187,7 +195,8 @@ def tune(
     from skipsearch.tuning.storage import discard_journal, is_url, redact_url, study_file
 
     check_searcher(searcher)
-    check_drafters(drafters, modules)
+    names = [name.strip() for name in (draft_models or "").split(",") if name.strip()]
+    check_drafters(drafters, modules, bool(names))
     check_objective(objective)
     parse_duration(budget)
     unskippable = parse_sublayers(never_skip)
@@ -253,6 +262,7 @@ def tune(
             never_skip=unskippable,
             modules=modules,
             draft_memory=memory_limit,
+            draft_models=names,
         )
     profile = copy_modules(profile, [modules] if modules else [], target)
     save_profile(profile, target, replace=True)

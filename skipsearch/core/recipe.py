@@ -154,7 +154,7 @@ class DrafterSpec(FrozenModel):
 
     @property
     def reading(self) -> Reading:
-        """What its draft passes read of the model, besides what the mask skips."""
+        """What its draft passes read of the model that drafts, besides what the mask skips."""
         return READ_ALL
 
     @property

@@ -159,6 +159,11 @@ class Replay:
         )
         self._text_counts: Tensor | None = None  # [V], made when it is needed
 
+    @property
+    def verifying_model(self) -> ModelAdapter:
+        """The model that wrote the texts."""
+        return self.model
+
     def _cut_loops(self, token_budgets: list[int]) -> int:
         """Cut each text before its loop, where its measured generation ends, too.
 

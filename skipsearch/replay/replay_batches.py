@@ -114,13 +114,25 @@ class ReplayBatches:
 
         max_prompts: about how many texts they have together.
         """
+        return (self[i] for i in self.spread(max_prompts))
+
+    def spread(self, max_prompts: int | None) -> list[int]:
+        """Return the indices of the batches of `subset`."""
         texts = sum(map(len, self.prompt_indices))
         count = (
             len(self)
             if max_prompts is None
             else min(len(self), max(1, round(len(self) * max_prompts / texts)))
         )
-        return (self[(2 * i + 1) * len(self) // (2 * count)] for i in range(count))
+        return [(2 * i + 1) * len(self) // (2 * count) for i in range(count)]
+
+    def target_probs_of(self, prompt: int) -> Tensor | None:
+        """Return the full model's probabilities of a text's labels, [G − 1]; None: greedy text."""
+        for indices, probs in self._target_probs.items():
+            if prompt in indices:
+                sizes = [len(self.continuations[i]) - 1 for i in indices]
+                return probs.split(sizes)[indices.index(prompt)]
+        return None
 
     def build_sample(self, n_texts: int, n_positions: int) -> ReplayBatch:
         """Build one batch of the first positions of texts of medium length.

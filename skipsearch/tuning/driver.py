@@ -30,6 +30,11 @@ from skipsearch.tasks import Task, load_task
 from skipsearch.timing.interleaved import measure_speedup
 from skipsearch.tuning.calibration import Calibration, calibrate, load_needed_modules
 from skipsearch.tuning.candidates import Candidate
+from skipsearch.tuning.draft_model_search import (
+    TriedDraftModel,
+    load_tried_models,
+    search_draft_models,
+)
 from skipsearch.tuning.events import (
     BaselinePredicted,
     Forecast,
@@ -40,7 +45,7 @@ from skipsearch.tuning.events import (
     make_progress_callback,
 )
 from skipsearch.tuning.joint_objective import JointObjective
-from skipsearch.tuning.objective import Objective
+from skipsearch.tuning.objective import Objective, ReplayObjective
 from skipsearch.tuning.online_candidates import list_online_candidates
 from skipsearch.tuning.profile_builder import build_profile, make_provenance
 from skipsearch.tuning.race import (
@@ -55,6 +60,7 @@ from skipsearch.tuning.race import (
     select_finalists,
 )
 from skipsearch.tuning.readings import ReadingSearch, choose_leading_readings, find_other_readings
+from skipsearch.tuning.recipe_shape import DRAFT_MODEL
 from skipsearch.tuning.schedule import LEAST_SHARE, RACE_END, SEARCH_END, Schedule
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.settings import (
@@ -89,6 +95,7 @@ def tune(
     never_skip: Collection[int] = (),
     modules: Path | None = None,
     draft_memory: int | None = None,
+    draft_models: Sequence[str] = (),
 ) -> Profile:
     """Search the fastest recipe for `model` on `task`, and measure it here.
 
@@ -102,14 +109,15 @@ def tune(
     on_event: called with each event of the progress.
     remeasure: measure the latency table even if one is cached.
     drafters: which drafter a recipe may have: "lookup", "skip", "adapted", "kangaroo", "s3d",
-    "mtp", "clasp", "asd", "swift", or one of them after lookup, such as "lookup,skip". "auto" tries
-    lookup, skip, the drafters of `modules` and a draft head that the model ships, each alone and
-    after lookup.
+    "mtp", "draft-model", "clasp", "asd", "swift", or one of them after lookup, such as
+    "lookup,skip". "auto" tries lookup, skip, the drafters of `modules`, a draft head that the model
+    ships and the `draft_models`, each alone and after lookup.
     never_skip: flat numbers of sub-layers that no draft skips: attention of layer i is 2i, its MLP
     2i + 1. `parse_sublayers` reads them from text.
     modules: a folder of trained drafters' modules.
     draft_memory: bytes that a draft's copy of the weights may take; None: half of the free memory
     for all formats together. 0: drafts read the weights as they are stored.
+    draft_models: names of smaller models that may draft, as `load_model` takes them.
 
     Raises: SearchError, TaskError, ModuleError. After a KeyboardInterrupt, all judged masks are in
     the study.
@@ -129,6 +137,7 @@ def tune(
         modules,
         remeasure,
         draft_memory,
+        bool(draft_models),
     )
     settings.check_model(model.spec)
     schedule = Schedule(budget_s, perf_counter())
@@ -137,7 +146,8 @@ def tune(
     # Before the study is created: a model that cannot read the task could not resume it.
     prompts = make_workload(model, task, task.calibration)
     trained = load_needed_modules(model, settings, on_event)
-    store = _open_study(model, task, settings, study, resume, on_event)
+    tried_models = load_tried_models(model, draft_models, on_event)
+    store = _open_study(model, task, settings, study, resume, on_event, tried_models)
 
     longest = estimate_longest_decoding(model, prompts, len(task.holdout))
     if budget_s is None:
@@ -151,8 +161,11 @@ def tune(
             decoding_s = min(decoding_s, (1 - SEARCH_END) * budget_s)
         on_event(Forecast(perf_counter() - schedule.started, search_s, refine_s, decoding_s))
 
-    search = search_masks(model, calibration, settings, schedule, store, on_event, report_forecast)
-    candidates = select_candidates(search, calibration, settings, on_event)
+    n_searches = 1 + len(tried_models)
+    search = search_masks(
+        model, calibration, settings, schedule, store, on_event, report_forecast, n_searches
+    )
+    candidates = select_candidates(search, calibration, settings, schedule, tried_models, on_event)
     on_event(StageStarted("racing the best recipes under real decoding of calibration prompts"))
     rungs = ONLINE_RACE_RUNGS if settings.chooses_masks_online else RACE_RUNGS
     race_s = schedule.seconds_until(RACE_END)
@@ -191,6 +204,7 @@ def _open_study(
     location: str | Path | None,
     resume: bool,
     on_event: TuneListener,
+    tried_models: Sequence[TriedDraftModel] = (),
 ) -> StudyStore | None:
     if location is None:
         return None
@@ -201,6 +215,7 @@ def _open_study(
         settings.whole_layers,
         settings.drafters,
         settings.never_skip,
+        [tried.ref.weights_sha256 for tried in tried_models],
     )
     store = StudyStore(location, identity, resume)
     if store.truncated:
@@ -233,12 +248,13 @@ def search_masks(
     store: StudyStore | None,
     on_event: TuneListener,
     report_forecast: Callable[[float | None, float], None],
+    n_searches: int = 1,
 ) -> SearchOutcome:
     """Search masks until the budget is spent. If no allowed recipe has a mask, do nothing.
 
     Closes the study. report_forecast: is called before the first trial with the time limit in
     seconds (None if only the number of trials is limited), and the seconds that refining the best
-    masks will take.
+    masks will take. n_searches: those that share the time, of this model and of draft models.
     """
     history, n_layers = store.trials() if store else [], model.spec.n_layers
     if not settings.searches_masks:
@@ -278,7 +294,7 @@ def search_masks(
     # The best mask is judged with every combination, and the best masks with every policy.
     refine_s, limit_s = 2 * readings.judge_s, schedule.seconds_until(SEARCH_END)
     if limit_s is not None:
-        limit_s = max(LEAST_SHARE * (schedule.budget_s or 0.0), limit_s - refine_s)
+        limit_s = max(LEAST_SHARE * (schedule.budget_s or 0.0), limit_s / n_searches - refine_s)
     report_forecast(limit_s, refine_s)
     on_event(
         StageStarted(
@@ -305,15 +321,37 @@ def search_masks(
 
 
 def select_candidates(
-    search: SearchOutcome, calibration: Calibration, settings: TuneSettings, on_event: TuneListener
+    search: SearchOutcome,
+    calibration: Calibration,
+    settings: TuneSettings,
+    schedule: Schedule,
+    tried_models: Sequence[TriedDraftModel],
+    on_event: TuneListener,
 ) -> list[Candidate]:
-    """Return the recipes to race."""
+    """Return the recipes to race. Searches masks of the draft models first."""
     if settings.shape is not None and settings.chooses_masks_online:
         return list_online_candidates(settings.shape, calibration.objective)
+
+    def search_draft_model(
+        model: ModelAdapter, calibration: Calibration, settings: TuneSettings, n_searches: int
+    ) -> tuple[list[tuple[SkipMask, ReplayObjective]], list[Candidate]]:
+        outcome = search_masks(
+            model, calibration, settings, schedule, None, on_event, lambda *_: None, n_searches
+        )
+        objective = outcome.objective
+        best = [(trial.mask, objective.objective_of(trial.recipe)) for trial in outcome.best]
+        return best, [*outcome.other_readings]
+
+    by_draft_model = search_draft_models(
+        tried_models, calibration, settings, on_event, search_draft_model
+    )
+    if settings.kind == DRAFT_MODEL:
+        return drop_hopeless(by_draft_model[:MAX_FINALISTS])
     finalists = select_finalists(
         search.best, search.objective, calibration.objective, calibration.trained, settings.modules
     )
-    return drop_hopeless([*finalists, *search.other_readings])
+    candidates = [*finalists, *search.other_readings, *by_draft_model[:MAX_FINALISTS]]
+    return drop_hopeless(candidates)
 
 
 def confirm(
@@ -361,6 +399,7 @@ def study_fingerprint(
     whole_layers: bool,
     drafters: str = "auto",
     never_skip: Collection[int] = (),
+    draft_models: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the facts that all processes of a study must share, so that trials are comparable."""
     machine, spec = describe_machine(model.spec.device), model.spec
@@ -386,5 +425,6 @@ def study_fingerprint(
         "whole_layers": whole_layers,
         "drafters": drafters,
         "keep": sorted(never_skip) or None,
+        **({"draft_models": list(draft_models)} if draft_models else {}),
         "software": software_versions(),
     }

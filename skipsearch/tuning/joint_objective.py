@@ -9,7 +9,6 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading
 from skipsearch.core.recipe import Recipe
 from skipsearch.core.stats import Trial
-from skipsearch.drafters.skip.spec import Skip
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.objective import ReplayObjective
 
@@ -72,9 +71,10 @@ class JointObjective:
         return min(candidates, key=lambda candidate: candidate.seconds_per_token)
 
     def objective_of(self, recipe: Recipe | None) -> ReplayObjective:
-        """Return the objective for the reading of a recipe's skip drafter.
+        """Return the objective for the reading of a recipe's last drafter.
 
-        The leading one, if the recipe has no skip drafter or another reading.
+        The leading one, if it has another reading.
         """
-        skips = [] if recipe is None else [d for d in recipe.drafters if isinstance(d, Skip)]
-        return self.by_reading.get(skips[-1].reading, self.leading) if skips else self.leading
+        if recipe is None or not recipe.drafters:
+            return self.leading
+        return self.by_reading.get(recipe.drafters[-1].reading, self.leading)

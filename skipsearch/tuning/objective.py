@@ -117,13 +117,15 @@ class ReplayObjective:
         shapes: Sequence[str] = ("skip",),
         reading: Reading = READ_ALL,
         forced: ForcedReplay | None = None,
+        make_spec: Callable[[SkipMask, DraftPolicy, Reading], DrafterSpec] = make_skip_spec,
     ):
         """Make an objective.
 
         reading: what a draft pass reads. `replay` and `costs` are those of such drafts. forced: the
-        tokens that a constraint forces, which are drafted before every recipe.
+        tokens that a constraint forces, which are drafted before every recipe. make_spec: makes the
+        drafter that has the mask. In `shapes`, `skip` stands for this drafter.
         """
-        self.forced = forced
+        self.forced, self.make_spec = forced, make_spec
         self.replay, self.costs, self.reading = replay, costs, reading
         self.shapes = tuple(map(RecipeShape.parse, shapes))  # allowed shapes of a recipe
         self.max_draft = len(costs.verify) - 1
@@ -146,7 +148,12 @@ class ReplayObjective:
     def fresh_copy(self) -> ReplayObjective:
         """Return a copy for another search, without a best mask so far."""
         return ReplayObjective(
-            self.replay, self.costs, list(map(str, self.shapes)), self.reading, self.forced
+            self.replay,
+            self.costs,
+            list(map(str, self.shapes)),
+            self.reading,
+            self.forced,
+            self.make_spec,
         )
 
     def with_reading(
@@ -391,11 +398,11 @@ class ReplayObjective:
     ) -> Candidate:
         """Return the best recipe over all policies and lookups.
 
-        make_spec: makes the last drafter; None: a skip drafter. siblings: also try siblings, with
+        make_spec: makes the last drafter; None: `self.make_spec`. siblings: also try siblings, with
         the best of the policies. costs: None: `self.costs`.
         """
         costs = costs or self.costs
-        siblings = siblings and not self.replay.model.spec.is_recurrent
+        siblings = siblings and not self.replay.verifying_model.spec.is_recurrent
         best: tuple[float, DraftPolicy, tuple[Lookup, ...], list[LookupProposals]] | None = None
         for lookups in lookup_options:
             proposals = self.propose_lookups(lookups, rounds)
@@ -415,7 +422,7 @@ class ReplayObjective:
                 best = float(seconds[i]), policies[i], lookups, proposals
         assert best is not None
         _, policy, lookups, proposals = best
-        spec = make_spec(mask, policy) if make_spec else make_skip_spec(mask, policy, self.reading)
+        spec = make_spec(mask, policy) if make_spec else self.make_spec(mask, policy, self.reading)
         return Candidate.from_prediction(
             Recipe((*lookups, spec)),
             self.simulate_recipe(rounds, mask, policy, costs, proposals),

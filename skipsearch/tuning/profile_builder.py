@@ -11,7 +11,6 @@ from skipsearch.core.machine import describe_machine, software_versions, source_
 from skipsearch.core.recipe import DrafterSpec, Recipe
 from skipsearch.core.stats import DecodeStats, DrafterStats, Estimate
 from skipsearch.drafters.draft_model.loaded_models import find_draft_model
-from skipsearch.drafters.draft_model.spec import DraftModel
 from skipsearch.drafters.lookup.spec import Lookup
 from skipsearch.engine.reduced_model import estimate_draft_bytes, make_reduced_model
 from skipsearch.errors import SearchError
@@ -235,7 +234,11 @@ def _drafter_counts(
 
 def _count_draft_bytes(model: ModelAdapter, recipe: Recipe) -> int:
     """Return the memory that drafts need besides the model's, in bytes."""
-    readings = {spec.reading for spec in recipe.drafters if not spec.reading.is_everything}
+    readings = {
+        spec.reading
+        for spec in recipe.drafters
+        if spec.draft_model is None and not spec.reading.is_everything
+    }
     return (
         sum(make_reduced_model(model, reading).nbytes for reading in readings)
         + sum(ref.parameters * model.spec.dtype.itemsize for ref in recipe.modules)
@@ -245,11 +248,12 @@ def _count_draft_bytes(model: ModelAdapter, recipe: Recipe) -> int:
 
 def _count_draft_model_bytes(model: ModelAdapter, spec: DrafterSpec) -> int:
     """Return the memory of a second model that drafts, and of its copy in fewer bits."""
-    if not isinstance(spec, DraftModel):
+    ref = spec.draft_model
+    if ref is None:
         return 0
-    draft_model = find_draft_model(spec.model, model)
-    copied = 0 if draft_model is None else estimate_draft_bytes(draft_model, spec.own_reading)
-    return spec.model.weight_bytes + copied
+    draft_model = find_draft_model(ref, model)
+    copied = 0 if draft_model is None else estimate_draft_bytes(draft_model, spec.reading)
+    return ref.weight_bytes + copied
 
 
 def _copied_share(recipe: Recipe, stats: DecodeStats) -> float | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 ONLINE_DRAFTERS = ("clasp", "asd", "swift")
 # Drafters that need a module. `auto` tries those that a folder of modules has.
 TRAINED_DRAFTERS = ("adapted", "kangaroo", "s3d", "mtp")
+# The drafter that needs a second model. `auto` tries the models that --draft-models names.
+DRAFT_MODEL = "draft-model"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ RECIPE_SHAPES: dict[str, tuple[str, ...]] = {
     "lookup": ("lookup",),
     **{
         shape: (shape,)
-        for kind in ("skip", *ONLINE_DRAFTERS, *TRAINED_DRAFTERS)
+        for kind in ("skip", *ONLINE_DRAFTERS, *TRAINED_DRAFTERS, DRAFT_MODEL)
         for shape in list_shapes(kind)
     },
 }

@@ -14,6 +14,7 @@ from skipsearch.searchers import searcher_names
 from skipsearch.tasks import Task
 from skipsearch.tuning.profile_builder import require_hashes
 from skipsearch.tuning.recipe_shape import (
+    DRAFT_MODEL,
     ONLINE_DRAFTERS,
     RECIPE_SHAPES,
     TRAINED_DRAFTERS,
@@ -40,6 +41,7 @@ class TuneSettings:
     modules: Path | None  # the folder of modules
     remeasure: bool  # whether a cached latency table is ignored
     draft_memory: int | None = None  # bytes that a copy of the weights may take; None: no limit
+    has_draft_models: bool = False  # whether second models may draft
 
     def __post_init__(self) -> None:
         if self.max_trials is not None and self.max_trials < 1:
@@ -48,7 +50,7 @@ class TuneSettings:
         if self.seed < 0:
             raise SearchError(f"seed is {self.seed}; a seed is a whole number from 0 up")
         check_searcher(self.searcher)
-        check_drafters(self.drafters, self.modules)
+        check_drafters(self.drafters, self.modules, self.has_draft_models)
 
     @property
     def shape(self) -> RecipeShape | None:
@@ -128,8 +130,8 @@ def check_objective(name: str) -> None:
         raise SearchError(f"there is no objective {name!r}; use replay or wall")
 
 
-def check_drafters(name: str, modules: Path | None = None) -> None:
-    """Raise SearchError if `name` is no choice of drafters, or if its modules are missing."""
+def check_drafters(name: str, modules: Path | None = None, has_draft_models: bool = False) -> None:
+    """Raise SearchError if `name` is no choice of drafters, or if its weights are missing."""
     if name not in RECIPE_SHAPES:
         reversed_name = ",".join(reversed([kind.strip() for kind in name.split(",")]))
         raise SearchError(
@@ -145,6 +147,10 @@ def check_drafters(name: str, modules: Path | None = None) -> None:
             f"--drafters {name} drafts with trained weights: name the folder of what `skipsearch "
             f"train {kind}` made with "
             "--modules"
+        )
+    if kind == DRAFT_MODEL and not has_draft_models:
+        raise SearchError(
+            f"--drafters {name} drafts with a second model: name one or several with --draft-models"
         )
 
 

@@ -4,6 +4,7 @@ too early.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -18,10 +19,11 @@ from typing import Any
 
 import pytest
 from helpers.full_disk import limit_file_size
+from helpers.gguf_files import write_model
 from helpers.marks import thorough
 from helpers.modules import SMALL_MASK, make_card, noisy_copies
 from helpers.threads import one_thread
-from helpers.tiny import LAYERS, tiny_model_and_reference
+from helpers.tiny import LAYERS, tiny_llama, tiny_model_and_reference
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
@@ -29,7 +31,7 @@ from skipsearch.core.stats import Trial, TrialState
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.trained.module_weights import save_module
 from skipsearch.engine.sampler import GREEDY
-from skipsearch.errors import DecodeError, ModuleError, SearchError
+from skipsearch.errors import DecodeError, ModelError, ModuleError, SearchError
 from skipsearch.models import ModelAdapter
 from skipsearch.profile import Profile, dump_profile, parse_profile
 from skipsearch.replay.replay import Replay
@@ -185,6 +187,58 @@ def test_modules_are_weighed_alone_and_behind_lookup_and_those_of_other_models_a
     assert "zoo.safetensors: this module was trained for tiny, which has other weights" in noted
     assert profile.measured is not None
     assert profile.measured.lossless.identical == profile.measured.prompts
+
+
+@pytest.fixture
+def small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a model that may draft: the tiny model in fewer bits."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    write_model(tiny_llama(), tmp_path / "small.gguf", "Q4_0")
+    return tmp_path / "small.gguf"
+
+
+def test_a_draft_model_is_weighed_alone_and_behind_lookup_with_a_mask_and_without(
+    small_file: Path, judged: list[SkipMask]
+) -> None:
+    told = list[TuneEvent]()
+    profile = searched(
+        drafters="auto", trials=3, draft_models=[str(small_file)], on_event=told.append
+    )
+    raced = [event.recipe for event in told if isinstance(event, CandidateMeasured)]
+    assert {"draft-model", "lookup,draft-model"} & {recipe.shape for recipe in raced}
+    assert len(judged) == 3 + 3, "of the model, and of the draft model"
+    assert profile.measured is not None
+    assert profile.measured.lossless.identical == profile.measured.prompts
+
+
+@pytest.mark.parametrize("drafters", ["draft-model", "lookup,draft-model"])
+def test_a_choice_of_drafters_may_be_the_draft_model_alone(drafters: str, small_file: Path) -> None:
+    profile = searched(drafters=drafters, trials=2, draft_models=[str(small_file)])
+    recipe = profile.measured_recipe
+    assert recipe.shape == drafters
+    [ref] = recipe.draft_models
+    assert (ref.id, ref.n_layers, ref.quantization) == (
+        "small.gguf",
+        LAYERS,
+        "gguf-q4_0-float-activations",
+    )
+    assert profile.measured is not None
+    assert profile.measured.draft_bytes >= ref.weight_bytes
+    assert parse_profile(dump_profile(profile).encode(), "a profile") == profile
+    model = small_model()
+    gc.collect()  # the draft model is loaded again, from where the search recorded it
+    tokens = Decoder(model, recipe).generate([1, 2, 3], 12).tokens
+    assert tokens == Decoder(model).generate([1, 2, 3], 12).tokens
+
+
+def test_draft_models_that_are_not_named_or_have_other_tokens_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SearchError, match="name one or several with --draft-models"):
+        searched(drafters="draft-model")
+    write_model(tiny_llama(vocab=96), tmp_path / "other.gguf", "F32")
+    with pytest.raises(ModelError, match="other cannot draft for tiny"):
+        searched(draft_models=[str(tmp_path / "other.gguf")])
+    with pytest.raises(ModelError, match="no folder"):
+        searched(draft_models=["./nowhere"])
 
 
 def test_a_choice_of_drafters_may_be_the_module_alone(tmp_path: Path) -> None:

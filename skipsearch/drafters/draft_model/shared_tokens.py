@@ -60,6 +60,16 @@ class SharedTokens:
         """Return a sampler that never chooses a token that the full model lacks."""
         return sampler if self.count == self.own_size else _FirstTokensSampler(sampler, self.count)
 
+    def to_full_logits(self, logits: Tensor) -> Tensor:
+        """Return logits [..., V] by the full model's ids; -inf for tokens that the draft lacks."""
+        if self.full_ids is None and logits.shape[-1] == self.full_size:
+            return logits
+        full = logits.new_full((*logits.shape[:-1], self.full_size), float("-inf"))
+        full[..., slice(self.count) if self.full_ids is None else self.full_ids] = logits[
+            ..., : self.count
+        ]
+        return full
+
     def to_full(self, draft: Draft) -> Draft:
         """Return a draft of the draft model with the full model's ids."""
         tokens, probs = draft.tokens, draft.probs
@@ -84,14 +94,14 @@ def match_tokens(draft_model: ModelAdapter, model: ModelAdapter) -> SharedTokens
     """
     own_size, full_size = draft_model.spec.vocab_size, model.spec.vocab_size
     names = f"{draft_model.spec.id} cannot draft for {model.spec.id}"
-    if draft_model.tokenizer is None or model.tokenizer is None:
+    own, full = _list_names(draft_model), _list_names(model)
+    if own is None or full is None:
         if own_size != full_size:
             raise ModelError(
                 f"{names}: one of both has no tokenizer to compare, and their vocabularies have "
                 f"{own_size:,} and {full_size:,} tokens; take a draft model with as many"
             )
         return SharedTokens(full_size, own_size, full_size)
-    own, full = _list_names(draft_model), _list_names(model)
     count = min(len(own), len(full))
     differing = next((i for i in range(count) if own[i] != full[i]), None)
     if differing is None:
@@ -116,8 +126,13 @@ def match_tokens(draft_model: ModelAdapter, model: ModelAdapter) -> SharedTokens
     )
 
 
-def _list_names(model: ModelAdapter) -> list[Any]:
-    """Return the name of each token id, up to the last that has one; None for unused ids."""
+def _list_names(model: ModelAdapter) -> list[Any] | None:
+    """Return the name of each token id, up to the last that has one, with None for unused ids.
+
+    None: nothing names the model's tokens.
+    """
+    if not hasattr(model.tokenizer, "get_vocab"):
+        return None
     ids: dict[str, int] = model.tokenizer.get_vocab()
     names: list[Any] = [None] * model.spec.vocab_size
     for name, token in ids.items():

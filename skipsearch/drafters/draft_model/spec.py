@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from skipsearch.core.mask import SkipMask, format_sublayer_count
-from skipsearch.core.reading import DraftWeights, Reading, is_stored
-from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftSiblings, DraftVocabulary
+from skipsearch.core.recipe import DrafterInfo, DraftSiblings, ReadingSpec
 from skipsearch.core.schema_types import DraftModelRef, SkippedLayers, is_falsy
 from skipsearch.drafters.skip.spec import AnyExit
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from skipsearch.models.adapter import ModelAdapter
 
 
-class DraftModel(DrafterSpec):
+class DraftModel(ReadingSpec):
     """Drafts with another model that has the same tokens.
 
     The draft model reads the text into a cache of its own. Its passes may leave out sub-layers of
@@ -46,21 +45,10 @@ class DraftModel(DrafterSpec):
     )
     exit: AnyExit
     siblings: DraftSiblings = None
-    weights: DraftWeights = Field(
-        default="stored",
-        exclude_if=is_stored,
-        description="number format of the draft model's layers; left out: as it is loaded",
-    )
-    vocabulary: DraftVocabulary = None
 
     @property
     def draft_model(self) -> DraftModelRef:
         return self.model
-
-    @property
-    def own_reading(self) -> Reading:
-        """What a draft pass reads of the draft model. Token ids are those of the full model."""
-        return Reading(self.weights, self.vocabulary)
 
     @property
     def own_mask(self) -> SkipMask:
@@ -86,7 +74,7 @@ class DraftModel(DrafterSpec):
         parts = [
             f"draft-model {self.model.id}",
             *([f"without {format_sublayer_count(n_skipped)}"] if n_skipped else []),
-            *([] if self.own_reading.is_everything else [str(self.own_reading)]),
+            *([] if self.reading.is_everything else [str(self.reading)]),
             str(self.exit),
             f"up to {self.draft_length}",
             *([str(self.siblings)] if self.siblings else []),
