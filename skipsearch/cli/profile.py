@@ -75,6 +75,8 @@ def show(file: File, as_json: Json = False) -> None:
 
     Describe a profile: its drafters, its mask and what was measured. --json prints its content.
     """
+    from skipsearch.drafters.draft_model.other_engines import list_engine_commands
+    from skipsearch.drafters.draft_model.spec import DraftModel
     from skipsearch.drafters.lookup.other_engines import list_engine_options
     from skipsearch.drafters.lookup.spec import Lookup
     from skipsearch.profile import load_profile
@@ -98,6 +100,15 @@ def show(file: File, as_json: Json = False) -> None:
         out.print("The same lookup in other engines, whose speed was not measured:", style="dim")
         out.print(f"    llama-server -m MODEL.gguf {llama_cpp}")
         out.print(f"    vllm serve MODEL {vllm}")
+    drafting = [d for d in profile.measured_recipe.drafters if isinstance(d, DraftModel)]
+    if drafting:
+        out.print()
+        out.print(
+            "The same draft model, whole, in other engines, whose speed was not measured:",
+            style="dim",
+        )
+        for command in list_engine_commands(drafting[0]):
+            out.print(f"    {command}")
 
 
 @app.command(short_help="Check a profile, or every profile of a repository.")

@@ -18,8 +18,10 @@ from torch import nn
 
 from skipsearch.core.recipe import Recipe
 from skipsearch.decoding.decoder import Decoder
+from skipsearch.drafters.draft_model.loaded_models import provide_draft_model
+from skipsearch.errors import ModelError
 from skipsearch.models import adapt
-from skipsearch.models.adapter import ModelSpec
+from skipsearch.models.adapter import ModelAdapter, ModelSpec
 from skipsearch.models.families.unmodified import UnmodifiedModel
 from skipsearch.models.fingerprint import forward_fingerprint, weight_fingerprint
 from skipsearch.profile import Profile
@@ -43,18 +45,25 @@ _LOCK = threading.Lock()
 
 
 def get_cached_decoder(
-    model: nn.Module, spec: ModelSpec, profile: Any, repeatable: bool, exact: bool = False
+    model: nn.Module,
+    spec: ModelSpec,
+    profile: Any,
+    repeatable: bool,
+    exact: bool = False,
+    draft_model: nn.Module | None = None,
 ) -> Decoder:
-    """Return the decoder of an earlier call with this model and profile.
+    """Return the decoder of an earlier call with this model, profile and draft model.
 
-    If either or a file has changed since, build a new one.
-    spec: the present spec of the model.
+    If one of them or a file has changed since, build a new one.
+    spec: the present spec of the model. draft_model: the one that the profile names, in memory.
     repeatable: the tokens must not depend on what earlier requests have taught a drafter.
     exact: as for `Decoder`.
 
     Raises: the errors of `adapt` and `Decoder`.
     """
     fingerprint = (spec, exact, *_fingerprint(model, profile))
+    if draft_model is not None:
+        fingerprint += forward_fingerprint(draft_model), weight_fingerprint(draft_model)
     with _LOCK:
         entries = _CACHE.get(model, ())
         known = next((entry for entry in entries if entry.fingerprint == fingerprint), None)
@@ -62,7 +71,9 @@ def get_cached_decoder(
         adapter = adapt(model)
         if isinstance(adapter, UnmodifiedModel):
             adapter.hold_weakly()
+        drafting = None if draft_model is None else _provide(draft_model, profile, adapter)
         known = _CachedDecoder(fingerprint, Decoder(adapter, profile, exact=exact))
+        del drafting  # the decoder holds it
     if repeatable and known.decoder.has_shared_state:
         return Decoder(known.decoder.model, profile, exact=exact)
     with _LOCK:
@@ -73,11 +84,35 @@ def get_cached_decoder(
     return known.decoder
 
 
+def _provide(draft_model: nn.Module, profile: Any, model: ModelAdapter) -> ModelAdapter:
+    """Return a draft model in memory, with which a decoder of the profile can then be made.
+
+    Raises: ModelError if the profile names none, or another one, or if it is on another device.
+    """
+    recipe = profile.recipe if isinstance(profile, Profile) else profile
+    refs = recipe.draft_models if isinstance(recipe, Recipe) else ()
+    if not refs:
+        raise ModelError(
+            "draft_model was given, and this profile has no drafter draft-model: leave it out, or "
+            "take a profile of `skipsearch tune --draft-models`"
+        )
+    adapter = adapt(draft_model)
+    if adapter.spec.device != model.spec.device:
+        raise ModelError(
+            f"the draft model is on {adapter.spec.device} and the model on {model.spec.device}: "
+            "move one of them with .to(device)"
+        )
+    for ref in refs:
+        provide_draft_model(ref, adapter)
+    return adapter
+
+
 def release_kv(decoder: Decoder) -> None:
     """Drop the K/V of a decoder, at the end of a call."""
     decoder.loop.idle_caches = []
-    if isinstance(decoder.model, UnmodifiedModel):
-        decoder.model.drop_last_pass()
+    for model in (decoder.model, *decoder.loop.draft_models):
+        if isinstance(model, UnmodifiedModel):
+            model.drop_last_pass()
 
 
 def evict_decoders(model: nn.Module) -> None:

@@ -22,6 +22,7 @@ def attach(
     fallback: bool = True,
     *,
     exact: bool = False,
+    draft_model: nn.Module | None = None,
 ) -> None:
     """Make `model.generate(…)` draft as `profile` says, until `detach`.
 
@@ -29,7 +30,7 @@ def attach(
     `torch.save`) is attached as well, and runs its own weights.
     fallback: pass what this decoder does not support to transformers' own generate; with False it
         is refused by name.
-    exact: as in `generate`.
+    exact, draft_model: as in `generate`.
 
     Raises: ModelError for an object that is no Hugging Face model, ProfileError for one that is no
         profile.
@@ -45,7 +46,7 @@ def attach(
             if profile is not None
             else ProfileError("attach needs a profile: skipsearch.load_profile(path)")
         )
-    model.__dict__["generate"] = _Attached(model, profile, fallback, exact)
+    model.__dict__["generate"] = _Attached(model, profile, fallback, exact, draft_model)
 
 
 class _Attached:
@@ -87,7 +88,7 @@ class _Attached:
             "negative_prompt_attention_mask": negative_prompt_attention_mask,
             "custom_generate": custom_generate,
         }
-        profile, fallback, exact = self._settings
+        profile, fallback, exact, draft_model = self._settings
         return generate(
             self._own(),
             profile=profile,
@@ -97,6 +98,7 @@ class _Attached:
             streamer=streamer,
             fallback=fallback,
             exact=exact,
+            draft_model=draft_model,
             **settings,
             **{name: value for name, value in positional.items() if value is not None},
         )

@@ -53,6 +53,7 @@ def generate(
     seed: int | None = None,
     fallback: bool = False,
     exact: bool = False,
+    draft_model: nn.Module | None = None,
     **settings: Any,
 ) -> Any:
     """Generate as `model.generate` does, with drafting as `profile` says. Returns prompts and
@@ -76,6 +77,8 @@ def generate(
         nothing.
     exact: greedy tokens are the same to the bit with any profile and with none, in every dtype.
         Every pass then has eight rows.
+    draft_model: the draft model of the profile, in memory on the same device. None: one that the
+        profile names is loaded.
 
     A pass over several rows rounds differently from a pass over one row. In float32, greedy tokens
     are those of `model.generate` in practice. In 16 bits, they may differ at near-ties, where the
@@ -105,6 +108,7 @@ def generate(
             tokenizer,
             seed,
             exact,
+            draft_model,
             settings,
         )
     except UnsupportedRequest:
@@ -264,12 +268,14 @@ def _generate_with_decoder(
     tokenizer: Any,
     seed: int | None,
     exact: bool,
+    draft_model: nn.Module | None,
     settings: Mapping[str, Any],
 ) -> Any:
     """Run a call with a cached decoder."""
     _, spec = inspect_model(model)  # refuses an unsupported model before settings are checked
     merged = merge_settings(model, generation_config, settings)
-    decoder = get_cached_decoder(model, spec, profile, not parse_sampling(merged).is_greedy, exact)
+    is_sampled = not parse_sampling(merged).is_greedy
+    decoder = get_cached_decoder(model, spec, profile, is_sampled, exact, draft_model)
     try:
         return _run_call(
             model, decoder, merged, input_ids, inputs, stopping_criteria, streamer, tokenizer, seed

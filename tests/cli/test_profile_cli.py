@@ -104,6 +104,18 @@ def test_show_tells_the_profile_in_words_and_draws_the_mask() -> None:
     assert "its speed is unknown" in run("show", UNMEASURED).stdout
 
 
+def test_show_has_the_commands_of_other_engines_for_a_draft_model() -> None:
+    shown = run("show", MIXED.with_name("v3_draft_model.yaml")).stdout
+    for said in (
+        "drafts   draft-model small.gguf, confidence 0.5, up to 6",
+        "or else  draft-model org/small@main, without 3 sub-layers, int4, 4,102 tokens of the ",
+        "llama-server -m MODEL.gguf -md small.gguf --draft-max 6 --draft-p-min 0.5",
+        'vllm serve MODEL --speculative-config \'{"method": "draft_model", "model": "small.gguf", ',
+        "--speculative-draft-model-path small.gguf --speculative-num-steps 6",
+    ):
+        assert said in shown
+
+
 def test_show_names_each_drafter_and_draws_a_mask_only_where_there_is_one(tmp_path: Path) -> None:
     shown = run("show", MIXED).stdout
     for said in (

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
 import torch
 from decoding.round_counts import counted
+from helpers.draft_models import draft_spec, prune_layers
 from helpers.letter_tokenizer import letter_tokenizer
 from helpers.tiny import LAYERS, tiny_llama
 from transformers import GenerationConfig, LogitsProcessorList, pipeline
@@ -70,6 +72,24 @@ def test_a_pipeline_works_through_it(drafted: list[int]) -> None:
     ss.attach(model, MASK)
     assert write("def f(x", max_new_tokens=12, do_sample=False) == expected
     assert sum(drafted) > 0
+
+
+def test_a_draft_model_in_memory_drafts(drafted: list[int]) -> None:
+    model, small = tiny_llama(), prune_layers(tiny_llama(), 3)
+    expected = model.generate(IDS, max_new_tokens=20).tolist()
+    adapter = ss.adapt(small)
+    recipe = ss.Recipe((draft_spec(adapter),))
+    del adapter
+    ss.attach(model, recipe, draft_model=small)
+    assert model.generate(IDS, max_new_tokens=20).tolist() == expected
+    assert sum(drafted) > 0
+    copied = copy.deepcopy(model)
+    ss.detach(model)
+    assert copied.generate(IDS, max_new_tokens=20).tolist() == expected
+    with pytest.raises(ModelError, match=r"3 layers .* has 2 layers"):
+        ss.generate(model, IDS, recipe, draft_model=prune_layers(tiny_llama(), 2))
+    with pytest.raises(ModelError, match="no drafter draft-model"):
+        ss.generate(model, IDS, MASK, draft_model=small)
 
 
 def test_what_cannot_be_attached_is_refused_in_one_sentence() -> None:
