@@ -20,11 +20,18 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma3_text": "gemma3",
     "olmo2": "olmo2",
+    "granite": "granite",
+    "glm4": "glm4",
+    "smollm3": "smollm3",
+    "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4",
+    "seed_oss": "seed_oss",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "olmoe": "olmoe",
 }
+ROTATES_NEIGHBOURS = ("llama", "granite", "smollm3")
 ROUTERS = ("mlp.gate.weight", "shared_expert_gate.weight")  # which files have in float32
 CODES = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # that gguf can write
@@ -73,7 +80,7 @@ def write_model(
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if getattr(config, "sliding_window", None):
@@ -85,6 +92,13 @@ def write_model(
             writer.add_expert_feed_forward_length(width)
         if width := getattr(config, "shared_expert_intermediate_size", None):
             writer.add_expert_shared_feed_forward_length(width)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if architecture == "exaone4":
+        writer.add_sliding_window_pattern([t == "sliding_attention" for t in config.layer_types])
     for key, value in (metadata or {}).items():
         kind = {int: "uint32", float: "float32", str: "string", list: "array", bool: "bool"}
         getattr(writer, f"add_{kind[type(value)]}")(key, value)
@@ -107,7 +121,7 @@ def write_model(
             rows = value.squeeze(0)  # a shared expert's gate is a vector
             _add(writer, names.get_name(name, (".weight",)), rows, "F32")
             continue
-        if architecture == "llama" and module in heads:  # neighbours of a head rotate together
+        if architecture in ROTATES_NEIGHBOURS and module in heads:
             value = value.unflatten(0, (heads[module], 2, -1)).transpose(1, 2).flatten(0, 2)
         if architecture.startswith("gemma") and value.ndim == 1:
             value = value + 1

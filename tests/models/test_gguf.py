@@ -45,6 +45,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "olmo2": {},
+    "granite": {},
+    "glm4": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "smollm3": {"use_sliding_window": False, "layer_types": None, "no_rope_layers": None},
+    "ernie4_5": {},
+    "exaone4": {},
+    "seed_oss": {},
     "mixtral": {"sliding_window": None},
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
     "olmoe": {"norm_topk_prob": False},
@@ -419,6 +425,32 @@ def quantize_with_llama_cpp(source: Path, target: Path, file_type: str) -> None:
     params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{file_type}")
     params.nthread = 1
     assert not llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params)
+
+
+# What llama.cpp computes otherwise than the family's row: biases, and windows of few layers.
+IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "olmo2": {},
+    "granite": {},
+    "glm4": {},
+    "smollm3": {},
+    "ernie4_5": {"use_bias": False},
+    "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", IN_LLAMA_CPP)
+def test_llama_cpp_computes_the_same_from_the_same_file(name: str, tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    path, changes = tmp_path / "model.gguf", {**WIDE, **MODELS[name], **IN_LLAMA_CPP[name]}
+    vocabulary = {"tokenizer.ggml.model": "no_vocab", f"{name.partition('-')[0]}.vocab_size": 61}
+    write_model(new_hf_model(name, **changes).float(), path, metadata=vocabulary)
+    theirs = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
+    theirs.eval(PROMPT)
+    expected = torch.tensor(theirs.scores[: len(PROMPT)])
+    difference = (logits_of(load(path), PROMPT) - expected).abs().max()
+    assert float(difference) < 5e-3 * float(expected.std())  # it has K/V in 16 bits
 
 
 @pytest.mark.thorough

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +56,7 @@ FUSABLE = frozenset(
         "glm",
         "glm4",
         "gpt_oss",
+        "granite",
         "llama",
         "mistral",
         "mixtral",
@@ -71,6 +72,7 @@ FUSABLE = frozenset(
         "smollm3",
     }
 )
+SubLayerT = TypeVar("SubLayerT", Attention, MLP)
 NO_ROPE = "unturned"  # layer type of layers without RoPE
 
 
@@ -288,12 +290,50 @@ def fuse_model(
         layers.append((attention, _fuse_mlp(layer.mlp)))
     norm, unembed, *logit_steps = parts.head_steps
     embedding, matrix = _embedding_and_head(parts, unembed)
+    final_norm = rms_norm_from(norm)
+    if family.branch_scale_key is not None:
+        # The residual stream is divided by the scale of its branches, which are then added as they
+        # are. An RMS norm of the divided stream is the same with a smaller epsilon.
+        scale = getattr(config, family.branch_scale_key)
+        embed_scale = getattr(config, str(family.embed_scale_key), 1.0) / scale
+        embedding = _scale_embedding(embedding, embed_scale)
+        final_norm = replace(final_norm, eps=final_norm.eps / scale**2)
+        layers = [
+            (_divide_epsilon(attention, scale**2), _divide_epsilon(mlp, scale**2))
+            for attention, mlp in layers
+        ]
     fused = FusedAdapter(
-        spec, embedding, layers, tables, rms_norm_from(norm), matrix, logit_steps, tokenizer
+        spec, embedding, layers, tables, final_norm, matrix, logit_steps, tokenizer
     )
     origin = FusedFrom(model.config, family, parts.rotary)
     fused.read_origin = lambda: origin
     return fused
+
+
+class ScaledEmbedding(nn.Embedding):
+    """An embedding whose rows are multiplied by a number."""
+
+    def __init__(self, weight: Tensor, embed_scale: float):
+        super().__init__(weight.shape[0], weight.shape[1], _weight=weight)
+        self.embed_scale = embed_scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the rows of tokens."""
+        return super().forward(tokens) * self.embed_scale
+
+
+def _divide_epsilon(sublayer: SubLayerT, divisor: float) -> SubLayerT:
+    """Return a sub-layer whose norm has a smaller epsilon."""
+    assert sublayer.norm is not None
+    return replace(sublayer, norm=replace(sublayer.norm, eps=sublayer.norm.eps / divisor))
+
+
+def _scale_embedding(embedding: Any, embed_scale: float) -> nn.Module:
+    """Return an embedding whose rows are multiplied by a number."""
+    if not isinstance(embedding, StoredEmbedding):
+        return ScaledEmbedding(embedding.weight, embed_scale)
+    table = ScaledEmbedding(embedding.table.weight, embed_scale)
+    return StoredEmbedding(embedding.matrix, table, embedding.dtype)
 
 
 def _fuse_attention(

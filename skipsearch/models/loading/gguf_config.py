@@ -18,9 +18,11 @@ from skipsearch.models.third_party import first_line_of
 
 MAX_LAYERS = 1024
 MAX_EXPERTS = 1 << 16
+EXAONE4_PERIOD = 4  # the last of as many layers sees all of the text
 GEMMA3_27B_LAYERS = 62  # the only Gemma 3 whose attention is scaled by the width of all heads
 
 ROPE_TYPES = ("none", "linear", "yarn")
+PARTLY_ROTATED = ("phi3", "glm4")  # architectures that may rotate a part of each row
 # What else would change a model, and the value with which it does not.
 NEUTRAL: dict[str, Any] = {
     "attention.causal": True,
@@ -56,6 +58,8 @@ def read_config(file: GGUFFile) -> Any:
         raise GGUFError(
             f"{file.name}: its metadata make no {model_type} model ({first_line_of(error)})"
         ) from None
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # some families replace None
+        setattr(config, name, settings[name])
     config.name_or_path = file.name
     return config
 
@@ -156,7 +160,7 @@ def _read_rope(file: GGUFFile, architecture: str, head_dim: int) -> Settings:
             f"{scaling}.original_context_length"
         )
     n_rotary = file.get(f"{architecture}.rope.dimension_count", int, head_dim)
-    least = 2 if architecture == "phi3" else head_dim  # only its rows may be rotated in part
+    least = 2 if architecture in PARTLY_ROTATED else head_dim
     if not least <= n_rotary <= head_dim or n_rotary % 2:
         raise GGUFError(
             f"{file.name}: {architecture}.rope.dimension_count is {n_rotary}; it has to be even, "
@@ -165,6 +169,49 @@ def _read_rope(file: GGUFFile, architecture: str, head_dim: int) -> Settings:
     if n_rotary != head_dim:
         rope["partial_rotary_factor"] = n_rotary / head_dim
     return rope
+
+
+def _add_granite(file: GGUFFile, settings: Settings) -> None:
+    _add_attention_bias(file, settings)
+    for setting, key, neutral in (
+        ("attention_multiplier", "attention.scale", settings["head_dim"] ** -0.5),
+        ("embedding_multiplier", "embedding_scale", 1.0),
+        ("residual_multiplier", "residual_scale", 1.0),
+        ("logits_scaling", "logit_scale", 1.0),
+    ):
+        settings[setting] = file.require_float(f"granite.{key}", neutral, 1e-9, 1e9)
+
+
+def _add_glm4(file: GGUFFile, settings: Settings) -> None:
+    _add_attention_bias(file, settings)
+    share = settings["rope_parameters"].setdefault("partial_rotary_factor", 1.0)
+    settings["partial_rotary_factor"] = share
+
+
+def _add_seed_oss(file: GGUFFile, settings: Settings) -> None:
+    _add_attention_bias(file, settings)
+    settings["attention_out_bias"] = "blk.0.attn_output.bias" in file.tensors
+
+
+def _add_ernie(file: GGUFFile, settings: Settings) -> None:
+    settings["use_bias"] = "blk.0.attn_q.bias" in file.tensors
+
+
+def _add_exaone4(file: GGUFFile, settings: Settings) -> None:
+    n_layers = settings["num_hidden_layers"]
+    window = file.get("exaone4.attention.sliding_window", int, 0) or None
+    slides = file.metadata.get("exaone4.attention.sliding_window_pattern")
+    if not isinstance(slides, list):  # as in llama.cpp, which asks for the window alone
+        slides = [bool(window) and i % EXAONE4_PERIOD < EXAONE4_PERIOD - 1 for i in range(n_layers)]
+    if len(slides) != n_layers or (any(slides) and window is None):
+        raise GGUFError(
+            f"{file.name}: exaone4.attention.sliding_window_pattern does not fit its "
+            f"{n_layers} layers and the window {window}; download the file again"
+        )
+    settings["sliding_window"] = window
+    settings["layer_types"] = [
+        "sliding_attention" if slide else "full_attention" for slide in slides
+    ]
 
 
 def _add_attention_bias(file: GGUFFile, settings: Settings) -> None:
@@ -251,11 +298,20 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[GGUFFile, Settings], None]]] = {
     "gemma": ("gemma", _add_gemma),
     "gemma3": ("gemma3_text", _add_gemma3),
     "olmo2": ("olmo2", _add_nothing),
+    "granite": ("granite", _add_granite),
+    "glm4": ("glm4", _add_glm4),
+    "smollm3": ("smollm3", _add_attention_bias),
+    "ernie4_5": ("ernie4_5", _add_ernie),
+    "exaone4": ("exaone4", _add_exaone4),
+    "seed_oss": ("seed_oss", _add_seed_oss),
     "olmoe": ("olmoe", _add_olmoe),
     "qwen2moe": ("qwen2_moe", _add_qwen2_moe),
     "qwen3moe": ("qwen3_moe", _add_qwen3_moe),
 }
 MIXTRAL = ("mixtral", _add_mixtral)  # files of the architecture llama that have experts
+# Architectures whose files have the rows of queries and keys in the order in which neighbours
+# rotate together. transformers rotates halves.
+ROTATES_NEIGHBOURS = frozenset({"llama", "granite", "smollm3"})
 # Families whose norms multiply by 1 + weight; files hold the sum.
 NORMS_PLUS_ONE = frozenset({"gemma", "gemma3_text"})
 

@@ -18,6 +18,7 @@ from skipsearch.models.adapter import ModelSpec
 from skipsearch.models.families.table import family_of
 from skipsearch.models.loading.gguf_config import (
     NORMS_PLUS_ONE,
+    ROTATES_NEIGHBOURS,
     read_config,
     read_token,
     rotary_factors,
@@ -193,8 +194,7 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
                 "q_proj": config.num_attention_heads,
                 "k_proj": config.num_key_value_heads,
             }.get(child)
-            # llama.cpp rotates neighbours, and transformers halves.
-            if architecture == "llama" and heads:
+            if architecture in ROTATES_NEIGHBOURS and heads:
                 order = (
                     torch.arange(module.out_features).view(heads, -1, 2).transpose(1, 2).flatten()
                 )

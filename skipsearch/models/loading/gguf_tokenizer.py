@@ -48,7 +48,7 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
     or cannot be read.
     """
     kind = file.get("tokenizer.ggml.model", str, "none")
-    if kind == "none":
+    if kind in ("none", "no_vocab"):  # llama.cpp takes both
         return None
     tokens = file.get("tokenizer.ggml.tokens", list, [])
     types = file.get("tokenizer.ggml.token_type", list) or [NORMAL] * len(tokens)
