@@ -119,11 +119,8 @@ def _read_model_facts(model_name: str, dtype: str) -> ModelFacts:
 
     file = find_packaged_model(model_name)
     if is_gguf(file):
-        identity, config, quantization = identify_gguf(file)
-        n_layers = config.num_hidden_layers
-        return ModelFacts(
-            identity, config.model_type, n_layers, dtype=dtype, quantization=quantization
-        )
+        identity, family, n_layers, quantization = identify_gguf(file)
+        return ModelFacts(identity, family, n_layers, dtype=dtype, quantization=quantization)
     folder, identity, _ = resolve_model(model_name, weights=False)
     config = load_config(folder, model_name)
     n_layers = config.get_text_config(decoder=True).num_hidden_layers

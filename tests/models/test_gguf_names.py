@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.command import run_in_process
 from helpers.gguf_files import write_model
 
 import skipsearch as ss
+from models.test_gguf import MODELS, make_model
 from models.tiny import new_hf_model
 from skipsearch.cli.open_model import ProfileSearch, find_auto_dtype
 from skipsearch.errors import ModelError
 from skipsearch.models.loading.gguf_file import GGUFError
-from skipsearch.models.loading.gguf_model import identify_gguf, is_gguf
+from skipsearch.models.loading.gguf_model import identify_gguf, is_gguf, open_gguf
 from skipsearch.models.loading.shipped_heads import ships_draft_head
 
 NAMES = ("sha256-0123abcd", "model", "Model-1.5B.Q8_0", "MODEL.GGUF", "model.bin")
@@ -97,3 +99,11 @@ def test_other_files_and_folders_are_no_gguf_files(tmp_path: Path) -> None:
     (tmp_path / "damaged.gguf").write_bytes(b"GGU")  # its name says what it is meant to be
     with pytest.raises(GGUFError, match="does not begin with the letters GGUF"):
         ss.load_model(str(tmp_path / "damaged.gguf"), device="cpu")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_is_identified_as_it_is_loaded(name: str, tmp_path: Path) -> None:
+    write_model(make_model(name), tmp_path / "m.gguf", "Q8_0")
+    spec = open_gguf(str(tmp_path / "m.gguf"), torch.float32).spec
+    known = spec.id, spec.family, spec.n_layers, spec.quantization
+    assert identify_gguf(str(tmp_path / "m.gguf")) == known

@@ -42,14 +42,7 @@ def read_config(file: GGUFFile) -> Any:
     """
     from transformers import CONFIG_MAPPING
 
-    architecture = file.get("general.architecture", str, "")
-    if architecture not in ARCHITECTURES:
-        raise GGUFError(
-            f"{file.name} holds a model of the architecture {architecture[:40]!r}; GGUF files are "
-            f"read for {', '.join(ARCHITECTURES)}: take the model's folder instead"
-        )
-    has_experts = architecture == "llama" and file.get("llama.expert_count", int, 0) > 0
-    model_type, add_settings = MIXTRAL if has_experts else ARCHITECTURES[architecture]
+    architecture, model_type, add_settings = _read_architecture(file)
     settings = _read_common(file, architecture)
     add_settings(file, settings)
     try:
@@ -62,6 +55,27 @@ def read_config(file: GGUFFile) -> Any:
         setattr(config, name, settings[name])
     config.name_or_path = file.name
     return config
+
+
+def read_shape(file: GGUFFile) -> tuple[str, int]:
+    """Return (`model_type` of transformers, number of layers) of a model. Raises: GGUFError."""
+    architecture, model_type, _ = _read_architecture(file)
+    return model_type, _read_number(file, f"{architecture}.block_count", 1, MAX_LAYERS)
+
+
+def _read_architecture(file: GGUFFile) -> tuple[str, str, Callable[[GGUFFile, Settings], None]]:
+    """Return (architecture, `model_type` of transformers, what adds its settings).
+
+    Raises: GGUFError.
+    """
+    architecture = file.get("general.architecture", str, "")
+    if architecture not in ARCHITECTURES:
+        raise GGUFError(
+            f"{file.name} holds a model of the architecture {architecture[:40]!r}; GGUF files are "
+            f"read for {', '.join(ARCHITECTURES)}: take the model's folder instead"
+        )
+    has_experts = architecture == "llama" and file.get("llama.expert_count", int, 0) > 0
+    return architecture, *(MIXTRAL if has_experts else ARCHITECTURES[architecture])
 
 
 def _read_common(file: GGUFFile, architecture: str) -> Settings:

@@ -20,6 +20,7 @@ from skipsearch.models.loading.gguf_config import (
     NORMS_PLUS_ONE,
     ROTATES_NEIGHBOURS,
     read_config,
+    read_shape,
     read_token,
     rotary_factors,
 )
@@ -96,10 +97,13 @@ def read_gguf_tokenizer(name: str) -> tuple[Any, int]:
     return read_tokenizer(file, config.vocab_size), config.max_position_embeddings
 
 
-def identify_gguf(name: str) -> tuple[str, Any, str]:
-    """Return (model id, config, quantization) of a file, by its header. Raises: GGUFError."""
+def identify_gguf(name: str) -> tuple[str, str, int, str]:
+    """Return (model id, family, number of layers, quantization) of a file, by its header.
+
+    Raises: GGUFError.
+    """
     file = read_gguf(find_gguf(name))
-    return name_model(file), read_config(file), name_quantization(file)
+    return name_model(file), *read_shape(file), name_quantization(file)
 
 
 def open_gguf(name: str, dtype: torch.dtype) -> LoadedModel:
