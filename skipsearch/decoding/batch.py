@@ -145,11 +145,12 @@ class Batch:
         trace: bool = False,
         prefix_cache: PrefixCache | None = None,
         tenant: str | None = None,
+        prompt_rows: int | None = None,
     ) -> RunningRequest:
         """Add a request, which `run_round` decodes from now on.
 
-        trace, prefix_cache: as in `Decoder.stream`. K/V are copied from the prefix cache, and back
-        to it.
+        trace, prefix_cache, prompt_rows: as in `Decoder.stream`. K/V are copied from the prefix
+        cache, and back to it.
         tenant: if the prompts of two requests of one tenant share a prefix, its K/V is computed
         once; None: share nothing.
 
@@ -160,7 +161,10 @@ class Batch:
         def work() -> None:
             with closing(
                 self.loop.stream(
-                    prepared, self.make_cache_source(prefix_cache, tenant), self.make_trace(trace)
+                    prepared,
+                    self.make_cache_source(prefix_cache, tenant),
+                    self.make_trace(trace),
+                    prompt_rows,
                 )
             ) as stream:  # type: ignore[type-var]
                 for chunk in stream:

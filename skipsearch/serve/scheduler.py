@@ -213,13 +213,16 @@ class Scheduler:
         self, decoder: Decoder, job: Job, prefix: PrefixCache
     ) -> Iterator[Chunk] | RunningRequest:
         """Return the stream of a job's chunks, or its request in a batch."""
+        prompt_rows = self.limits.prompt_rows
         if decoder in self._batches:
             return self._batches[decoder].join(
-                job.request, trace=True, prefix_cache=prefix, tenant=job.tenant
+                job.request,
+                trace=True,
+                prefix_cache=prefix,
+                tenant=job.tenant,
+                prompt_rows=prompt_rows,
             )
-        return decoder.stream(
-            job.request, trace=True, prefix_cache=prefix, prompt_rows=self.limits.prompt_rows
-        )
+        return decoder.stream(job.request, trace=True, prefix_cache=prefix, prompt_rows=prompt_rows)
 
     def _close_stream(self, active: _Active) -> None:
         """Close the stream of a job, or drop its request from the batch, to free its cache."""

@@ -37,3 +37,22 @@ def test_a_request_that_leaves_between_parts_keeps_what_was_read() -> None:
     found = Generation.from_chunks(decoder.stream(Request(PROMPT, 12), prefix_cache=cache))
     assert (found.tokens, found.stats.cached_tokens) == (full.greedy(PROMPT, 12), 4)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("drafting", DRAFTINGS, ids=str)
+def test_prompts_in_parts_share_a_batch(drafting: object) -> None:
+    """Requests of one tenant share the part of a prompt that was read so far."""
+    model, full = tiny_model_and_reference()
+    batch = drafting.decoder(model).new_batch(3)  # type: ignore[attr-defined]
+    prompts = [PROMPT, [*PROMPT[:-2], 1, 2], PROMPTS[1]]
+    running, tokens = {}, [[] for _ in prompts]  # type: ignore[var-annotated]
+    for i, prompt in enumerate(prompts):
+        request = Request(prompt, 12, ignore_eos=True)
+        running[batch.join(request, tenant="one", prompt_rows=3)] = i
+        for each in batch.run_round():
+            tokens[running[each]] += each.chunk_or_raise().tokens
+    assert tokens[0] == [] or not batch.loop._can_read_parts()
+    while batch.running:
+        for each in batch.run_round():
+            tokens[running[each]] += each.chunk_or_raise().tokens
+    assert tokens == [full.greedy(prompt, 12) for prompt in prompts]

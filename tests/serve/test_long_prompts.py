@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pytest
 from helpers.threads import one_thread
 
 from skipsearch.decoding import Decoder, Request
@@ -36,8 +37,9 @@ def run(cancel_long: bool = False, **limits: Any) -> list[tuple[str, Any]]:
     return delivered
 
 
-def test_a_short_prompt_need_not_wait_for_a_long_one() -> None:
-    delivered = run()
+@pytest.mark.parametrize("batch_passes", [False, True])
+def test_a_short_prompt_need_not_wait_for_a_long_one(batch_passes: bool) -> None:
+    delivered = run(batch_passes=batch_passes)
     assert [name for name, output in delivered if output is None] == ["short", "long"]
     tokens = [
         token for name, out in delivered if name == "long" and out for token in out.chunk.tokens
@@ -45,5 +47,7 @@ def test_a_short_prompt_need_not_wait_for_a_long_one() -> None:
     assert tokens == Decoder(model(), RECIPE).generate(LONG, 3).tokens
 
 
-def test_a_client_that_leaves_ends_the_reading_of_its_prompt() -> None:
-    assert [output for name, output in run(cancel_long=True) if name == "long"] == [None]
+@pytest.mark.parametrize("batch_passes", [False, True])
+def test_a_client_that_leaves_ends_the_reading_of_its_prompt(batch_passes: bool) -> None:
+    delivered = run(cancel_long=True, batch_passes=batch_passes)
+    assert [output for name, output in delivered if name == "long"] == [None]
