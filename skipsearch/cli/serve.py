@@ -73,6 +73,24 @@ def serve(
             help="Memory that the K/V of these texts may take; those unused for longest go first.",
         ),
     ] = 2.0,
+    prefix_cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Store the K/V of long texts in this folder when they leave the memory or the "
+            "server ends, so that they survive a restart. Whoever reads the folder reads the "
+            "prompts. Default: nothing is stored.",
+        ),
+    ] = None,
+    prefix_disk: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="GB",
+            help="Disk that the files of --prefix-cache may take; those unused for longest go "
+            "first.",
+        ),
+    ] = 2.0,
     context: Annotated[
         int | None,
         typer.Option(
@@ -137,6 +155,7 @@ def serve(
     Requests with the same key share the cache of common prompt beginnings. Ctrl-C or SIGTERM
     finishes the running requests and takes no new ones."""
     from skipsearch.cli.consoles import err
+    from skipsearch.core.files import make_private_dir
     from skipsearch.serve.auth import APIKeys
     from skipsearch.serve.cors import read_origins
     from skipsearch.serve.limits import Limits
@@ -145,6 +164,14 @@ def serve(
     from skipsearch.serve.server import run_server as run
 
     require_serve_extra()  # before the model is loaded
+    if prefix_cache is not None:
+        try:
+            make_private_dir(prefix_cache)
+        except OSError as error:
+            raise typer.BadParameter(
+                f"the folder {prefix_cache} cannot be made ({error.strerror}): name another with "
+                "--prefix-cache"
+            ) from None
     cors_origins = read_origins(cors or [])
     if "*" in cors_origins and not APIKeys.from_environment().required:
         warn(
@@ -173,6 +200,8 @@ def serve(
         prefix_cache_size=prefix_cache_size,
         batch_passes=batch_passes,
         prefix_bytes=int(prefix_memory * 1e9),
+        prefix_folder=prefix_cache,
+        prefix_disk_bytes=int(prefix_disk * 1e9),
         context=context,
     )
     draft_bytes = 0 if loaded is None or loaded.measured is None else loaded.measured.draft_bytes

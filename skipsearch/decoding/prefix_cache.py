@@ -63,6 +63,18 @@ class PrefixCache:
         self._cache: KVCache | None = None
         self._leased = Lock()
 
+    @classmethod
+    def restore(cls, tokens: Sequence[int], cache: KVCache) -> PrefixCache:
+        """Return a prefix cache with the K/V of tokens, which are in the first slots of `cache`."""
+        prefix = cls()
+        prefix.tokens, prefix._cache = list(tokens), cache
+        return prefix
+
+    @property
+    def cache(self) -> KVCache | None:
+        """The cache, whose first slots hold the K/V of `tokens`; None: there is none yet."""
+        return self._cache
+
     @property
     def nbytes(self) -> int:
         """The size of the cached K/V in bytes."""

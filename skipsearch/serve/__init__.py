@@ -9,6 +9,7 @@ Many requests wait and one thread decodes. A request passes through these module
     service       makes jobs for the scheduler from a request
     scheduler     the thread that decodes: a round of each running request in turn
     prefix_pool   K/V of earlier requests, for later ones with the same key
+    prefix_disk   K/V of earlier prompts on a disk
     responses     makes OpenAI's responses and events from the rounds
     answer_parts  what other APIs than chat completions share
     openai_responses, anthropic_messages   those APIs, translated into chat completions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class Limits:
     prefix_cache_size: idle prefixes whose K/V is kept for later requests with the same key.
     batch_passes: run the passes of all running requests as one batch instead of in turn.
     prefix_bytes: bytes of K/V of the idle prefixes.
+    prefix_folder: where the K/V of long prefixes are stored for the next start; None: nowhere.
+    prefix_disk_bytes: bytes of the files in that folder.
     context: most tokens of a prompt and its answer; None: the model's limit, or DEFAULT_CONTEXT if
         it has none.
     batch_slots: slots of the batch cache, all requests together. A request that outgrows its part
@@ -43,6 +46,8 @@ class Limits:
     prefix_cache_size: int = 16
     batch_passes: bool = False
     prefix_bytes: int = 2 * 10**9
+    prefix_folder: Path | None = None
+    prefix_disk_bytes: int = 2 * 10**9
     context: int | None = None
     batch_slots: int = 32_768
     prompt_rows: int = 256

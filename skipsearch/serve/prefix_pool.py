@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skipsearch.decoding.prefix_cache import PrefixCache
+from skipsearch.serve.prefix_disk import MIN_TOKENS, PrefixDisk
 
 # Sharing fewer tokens is not worth the rest of a prefix, which the request overwrites.
 MIN_SHARED_TOKENS = 16
@@ -15,11 +16,12 @@ class PrefixPool:
 
     Each belongs to one key for all of its life. A request with another key sees neither its tokens,
     nor its K/V, nor that it exists.
-    Only the scheduler thread uses the pool.
+    Only the scheduler thread uses the pool. disk: stores the prefix caches that are dropped, and
+    those that are idle when the pool closes; None: they are lost.
     """
 
-    def __init__(self, max_idle: int, max_bytes: int):
-        self.max_idle, self.max_bytes = max_idle, max_bytes
+    def __init__(self, max_idle: int, max_bytes: int, disk: PrefixDisk | None = None):
+        self.max_idle, self.max_bytes, self.disk = max_idle, max_bytes, disk
         self._idle: list[tuple[str, PrefixCache]] = []
 
     @property
@@ -34,6 +36,11 @@ class PrefixPool:
         """
         own = [prefix for owner, prefix in self._idle if owner == tenant]
         best = max(own, key=lambda prefix: prefix.count_shared(prompt_ids), default=None)
+        n_shared = 0 if best is None else best.count_shared(prompt_ids)
+        if self.disk and self.disk.count_shared(tenant, prompt_ids) >= n_shared + MIN_TOKENS:
+            stored = self.disk.load(tenant, prompt_ids)
+            if stored is not None:
+                return stored
         if best is None or best.count_shared(prompt_ids) < min(MIN_SHARED_TOKENS, len(best.tokens)):
             return PrefixCache()
         self._idle = [(owner, prefix) for owner, prefix in self._idle if prefix is not best]
@@ -46,4 +53,13 @@ class PrefixPool:
         """
         self._idle.append((tenant, prefix))
         while len(self._idle) > self.max_idle or self.bytes > self.max_bytes:
-            del self._idle[0]
+            self._store(*self._idle.pop(0))
+
+    def close(self) -> None:
+        """Store the idle prefix caches, if there is a disk for them."""
+        for tenant, prefix in self._idle:
+            self._store(tenant, prefix)
+
+    def _store(self, tenant: str, prefix: PrefixCache) -> None:
+        if self.disk is not None:
+            self.disk.store(tenant, prefix)

@@ -18,6 +18,7 @@ from skipsearch.decoding.prefix_cache import PrefixCache
 from skipsearch.serve.api_errors import APIError, to_api_error
 from skipsearch.serve.limits import Limits
 from skipsearch.serve.logprobs import LogprobScorer, TokenScore
+from skipsearch.serve.prefix_disk import PrefixDisk
 from skipsearch.serve.prefix_pool import PrefixPool
 
 
@@ -96,7 +97,12 @@ class Scheduler:
         )
         self._waiting: deque[Job] = deque()
         self._running: list[_Active] = []
-        self._prefix_cache = PrefixPool(limits.prefix_cache_size, limits.prefix_bytes)
+        disk = (
+            None
+            if limits.prefix_folder is None
+            else PrefixDisk(limits.prefix_folder, limits.prefix_disk_bytes, decoder.model)
+        )
+        self._prefix_cache = PrefixPool(limits.prefix_cache_size, limits.prefix_bytes, disk)
         self._closing = False
         self._condition = threading.Condition()
         self._mean_seconds = 1.0  # running mean of the seconds that a request takes
@@ -115,6 +121,7 @@ class Scheduler:
             self._condition.notify()
         if self._thread.is_alive():
             self._thread.join()
+            self._prefix_cache.close()
 
     @property
     def queue_sizes(self) -> tuple[int, int]:
