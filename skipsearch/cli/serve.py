@@ -205,7 +205,7 @@ def serve(
         context=context,
     )
     draft_bytes = 0 if loaded is None or loaded.measured is None else loaded.measured.draft_bytes
-    err.print(describe_memory(adapter, limits, draft_bytes), style="dim")
+    err.print(describe_memory(adapter, limits, draft_bytes, decoder.loop.draft_models), style="dim")
     sampling = adapter.spec.sampling_defaults if generation_config == "auto" else {}
     if sampling:
         named = ", ".join(f"{name} {value}" for name, value in sampling.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from skipsearch.decoding.prefix_cache import FIRST_TOKENS
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.loading.placement import in_gb
@@ -9,10 +11,16 @@ from skipsearch.replay.text_kv import bytes_of_a_slot
 from skipsearch.serve.limits import Limits
 
 
-def describe_memory(model: ModelAdapter, limits: Limits, draft_bytes: int = 0) -> str:
+def describe_memory(
+    model: ModelAdapter,
+    limits: Limits,
+    draft_bytes: int = 0,
+    draft_models: Sequence[ModelAdapter] = (),
+) -> str:
     """Return the weights, the K/V of a token, and the most that the server's caches take.
 
-    draft_bytes: of the weights that only drafts read. The rules are those of SECURITY.md ("What the
+    draft_bytes: of the weights that only drafts read. draft_models: have K/V of the same texts. The
+    rules are those of SECURITY.md ("What the
     server keeps in memory"). A model with recurrent layers has states of another kind, so only its
     weights are named.
     """
@@ -22,7 +30,12 @@ def describe_memory(model: ModelAdapter, limits: Limits, draft_bytes: int = 0) -
     if model.spec.is_recurrent:
         return f"memory: {weights}; the states of texts come on top"
     context, slot_bytes = limits.context_of(model.spec), bytes_of_a_slot(model)
-    running = limits.max_num_seqs * (2 * context + FIRST_TOKENS) * slot_bytes
+    text_slot_bytes = slot_bytes + sum(
+        bytes_of_a_slot(draft_model)
+        for draft_model in draft_models
+        if not draft_model.spec.is_recurrent
+    )
+    running = limits.max_num_seqs * (2 * context + FIRST_TOKENS) * text_slot_bytes
     parts = [
         f"{in_gb(running)} for {limits.max_num_seqs} running requests of up to {context:,} tokens",
         f"{in_gb(limits.prefix_bytes)} for finished texts",
@@ -30,6 +43,6 @@ def describe_memory(model: ModelAdapter, limits: Limits, draft_bytes: int = 0) -
     if limits.batch_passes:
         parts.insert(1, f"{in_gb(limits.batch_slots * slot_bytes)} for their batch")
     return (
-        f"memory: {weights}, {slot_bytes / 1e3:,.0f} KB of K/V a token; at most "
+        f"memory: {weights}, {text_slot_bytes / 1e3:,.0f} KB of K/V a token; at most "
         f"{', '.join(parts)} (--context, --max-num-seqs and --prefix-memory lower that)"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 import torch
 from helpers.draft_models import draft_model_of, draft_spec, with_spec
@@ -12,6 +14,7 @@ from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import Recipe, Siblings
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder, Request
+from skipsearch.decoding.prefix_cache import PrefixCache
 from skipsearch.drafters.draft_model.session import DraftModelDrafter
 from skipsearch.models import adapt
 
@@ -135,6 +138,28 @@ class TestReading:
         second = [*PROMPTS[2], *answer, 5, 6, 7]
         assert session.generate(second, 10).tokens == full.greedy(second, 10)
         assert len(read[0]) <= 4 + 3
+
+    def test_a_later_turn_in_a_batch_reads_the_new_tokens_alone(
+        self, read: list[list[int]]
+    ) -> None:
+        model, full = tiny_model_and_reference()
+        decoder = Decoder(model, Recipe((draft_spec(draft_model_of("qwen2")[0]),)))
+        prefixes = [PrefixCache(), PrefixCache()]
+        texts = [list(PROMPTS[0]), list(PROMPTS[2])]
+        for _ in range(2):
+            read.clear()
+            with closing(decoder.new_batch(2)) as batch:
+                rows = [
+                    batch.join(Request(text, 12), prefix_cache=prefix)
+                    for text, prefix in zip(texts, prefixes, strict=True)
+                ]
+                answers: list[list[int]] = [[], []]
+                while batch.running:
+                    for row in batch.run_round():
+                        answers[rows.index(row)] += row.chunk_or_raise().tokens
+            assert answers == [full.greedy(text, 12) for text in texts]
+            texts = [[*text, *answer, 5] for text, answer in zip(texts, answers, strict=True)]
+        assert max(map(len, read)) <= 4 + 1
 
     def test_another_request_shares_nothing(self, read: list[list[int]]) -> None:
         model, _ = tiny_model_and_reference()

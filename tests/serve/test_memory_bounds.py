@@ -29,3 +29,13 @@ def test_a_model_with_recurrent_layers_has_no_bound_by_tokens() -> None:
     text = describe_memory(recurrent_world("lfm2")[0], Limits())
     assert "of weights" in text
     assert "a token" not in text
+
+
+def test_a_draft_model_has_kv_of_the_same_texts() -> None:
+    model = adapt(tiny_llama(context=1000))
+    alone, together = (
+        describe_memory(model, Limits(), draft_models=draft_models)
+        for draft_models in ([], [model])
+    )
+    kv = [float(text.split(" KB of K/V")[0].rsplit(" ", 1)[1]) for text in (alone, together)]
+    assert kv[1] > 1.5 * kv[0]

@@ -156,7 +156,8 @@ class DraftModelSession(DraftSession):
         unread = [*history[n_right:], *forced]
         del text.tokens[n_right:]
         text.cache.length = n_right
-        text.cache.reserve(ctx.cache.capacity)
+        if ctx.cache.stable_buffers:  # else a row, which is as long as the longest of its batch
+            text.cache.reserve(ctx.cache.capacity)
         drafter.read(ctx, text.cache, unread[:-1])
         text.tokens += unread[:-1]
         self._n_settled = len(history) - 1
