@@ -35,6 +35,8 @@ from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.profile import load_profile
 from skipsearch.replay.evidence import collect_evidence
+from skipsearch.replay.reference_text import MIN_TEXTS
+from skipsearch.replay.segments import MAX_POSITIONS
 from skipsearch.replay.workload import Workload, make_workload
 from skipsearch.searchers import SearchProblem, searcher_names
 from skipsearch.tasks import Task, load_task
@@ -61,7 +63,7 @@ def run_searchers(
         calibration,
         ignore_event,
         shapes=args.shapes.split(";"),
-        limits=CalibrationLimits(DEFAULT_TEXT_S),
+        limits=CalibrationLimits(args.text_s, args.texts, args.positions),
     )
     calibration = calibration.head(len(objective.replay.texts))
     evidence = collect_evidence(objective.replay, objective.costs)
@@ -77,9 +79,11 @@ def run_searchers(
         finalists = select_finalists(
             search.best_trials(REFINED_MASKS), JointObjective([own_objective]), own_objective
         )
-        winner, _ = race_candidates(
-            model, calibration, drop_hopeless(finalists), args.seed, ignore_event
-        )
+        winner = finalists[0]
+        if not args.no_race:
+            winner, _ = race_candidates(
+                model, calibration, drop_hopeless(finalists), args.seed, ignore_event
+            )
         best = search.best_trials(1)[0]
         columns = {
             "predicted_alpha": best.alpha,
@@ -224,6 +228,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--shapes", default="skip", help='allowed recipes, such as "lookup,skip;skip"'
     )
+    parser.add_argument(
+        "--text-s", type=float, default=DEFAULT_TEXT_S, help="seconds of reference text"
+    )
+    parser.add_argument("--texts", type=int, default=MIN_TEXTS, help="texts at least")
+    parser.add_argument("--positions", type=int, default=MAX_POSITIONS, help="to judge masks on")
+    parser.add_argument("--no-race", action="store_true", help="the best prediction wins")
     parser.add_argument("--n-holdout", type=int, help="measure so many hold-out prompts at most")
     parser.add_argument("--published", type=Path, help="the --out of published_method.py")
     parser.add_argument(
