@@ -50,7 +50,7 @@ from skipsearch.engine.native.panels import (
 from skipsearch.engine.native.repack import warn_if_threads_spin
 from skipsearch.errors import TokenizerWarning, UnpackedWeightsWarning
 from skipsearch.models.adapter import ModelSpec
-from skipsearch.models.families.decompose import LayerKind
+from skipsearch.models.families.decompose import Division, LayerKind, Multiplication, SoftCap
 from skipsearch.models.fused.attention import Attention
 from skipsearch.models.fused.fused_adapter import FusedAdapter, FusedFrom
 from skipsearch.models.fused.mlp import (
@@ -84,15 +84,18 @@ CLASSES: dict[tuple[str, str], Any] = {
     for kind in (
         Attention,
         ClampedSwiGLU,
+        Division,
         GatedActivation,
         LayerKind,
         MLP,
         ModelSpec,
+        Multiplication,
         PanelEmbedding,
         RMSNorm,
         RotaryAngles,
         Routing,
         SharedExpert,
+        SoftCap,
         F.silu,
         gelu_tanh,
         TokenizerParts,
@@ -179,7 +182,7 @@ class WeightCache:
             {kind: RotaryTable(angles, None, spec) for kind, angles in stored["angles"]},
             stored["norm"],
             stored["head"],
-            [],
+            stored["logit_steps"],
             None if parts is None else StoredTokenizer(parts),
         )
         fused_model.read_origin = read_origin
@@ -207,7 +210,6 @@ class WeightCache:
         if (
             spec.weights_sha256 is None
             or model.weight_bytes < MIN_BYTES
-            or fused_model.logit_steps
             or None in (computed for _, computed in angles)
         ):
             return
@@ -221,6 +223,7 @@ class WeightCache:
                     "angles": angles,
                     "norm": fused_model.norm,
                     "head": fused_model.unembed,
+                    "logit_steps": fused_model.logit_steps,
                     "tokenizer": tokenizer and take_apart(tokenizer),
                     "warnings": [
                         (type(note), str(note)) for note in noted if type(note) in STORED_WARNINGS

@@ -86,6 +86,36 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
+class Multiplication:
+    """A step that multiplies by a number."""
+
+    factor: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+@dataclass(frozen=True)
+class Division:
+    """A step that divides by a number."""
+
+    divisor: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x / self.divisor
+
+
+@dataclass(frozen=True)
+class SoftCap:
+    """A step that bends logits so that none is beyond ±cap."""
+
+    cap: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.tanh(x / self.cap) * self.cap
+
+
+@dataclass(frozen=True)
 class ModelParts:
     """The parts of a model in the order of a pass."""
 
@@ -191,17 +221,17 @@ def _config_value(config: Any, key: str | None) -> Any:
 
 def _make_multiply(config: Any, key: str | None) -> ModuleFunction | None:
     factor = _config_value(config, key)
-    return None if factor is None else lambda x: x * factor
+    return None if factor is None else Multiplication(factor)
 
 
 def _make_divide(config: Any, key: str | None) -> ModuleFunction | None:
     divisor = _config_value(config, key)
-    return None if divisor is None else lambda x: x / divisor
+    return None if divisor is None else Division(divisor)
 
 
 def _make_softcap(config: Any, key: str | None) -> ModuleFunction | None:
     cap = _config_value(config, key)
-    return None if cap is None else lambda x: torch.tanh(x / cap) * cap
+    return None if cap is None else SoftCap(cap)
 
 
 def _make_device_mover(step: ModuleFunction) -> ModuleFunction:

@@ -60,8 +60,8 @@ class RotaryTable:
             scaling = getattr(self._rotary, f"{prefix}attention_scaling", None)
             if isinstance(inv_freq, Tensor) and isinstance(scaling, int | float):
                 break
-        else:
-            return None
+        else:  # perhaps `no_rotation`
+            inv_freq, scaling = torch.zeros(self.rotary_dims // 2), 1.0
         angles = RotaryAngles(inv_freq.detach().float(), float(scaling))
         last = (self._max_positions or COMPARED_POSITIONS) - 1
         positions = torch.arange(0, last, max(1, last // COMPARED_POSITIONS))
