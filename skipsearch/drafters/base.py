@@ -48,7 +48,9 @@ class DecodeContext:
     model: ModelAdapter
     cache: KVCache
     planner: Planner
-    pending: Tensor  # [1, 1]: the last emitted token; its K/V is not in the cache yet
+    # [1, 1]: the last emitted token; its K/V is not in the cache yet. For a second model that
+    # drafts, [1, T]: all tokens that it has not read, the last emitted one included.
+    pending: Tensor
     history: list[int]  # all tokens so far, including the prompt and the pending token
     prompt_length: int  # tokens of `history` that belong to the prompt
     sampler: TokenSampler

@@ -190,7 +190,7 @@ def run_draft_step(
 
 def draft_chain(
     model: ModelAdapter,
-    token: Tensor,
+    tokens: Tensor,
     cache: KVCache,
     planner: Planner,
     mask: SkipMask,
@@ -203,7 +203,8 @@ def draft_chain(
     Each step reads the token of the step before: the one with the highest score, or, if the scorer
     has `draw_settings`, one that the engine draws.
 
-    token: [1, 1], written to the first slot after the committed ones.
+    tokens: [1, T], written to the first slots after the committed ones. The first step reads them
+    all.
     max_tokens: the most steps.
     threshold: the steps end after the first one whose top probability is below it.
     Returns: scores of N steps: choice [N, n], with the chosen token first, confidence [N], and the
@@ -213,7 +214,7 @@ def draft_chain(
     if model.pass_runner is None or (isinstance(cache, RowCache) and not cache.alone):
         return None
     return model.pass_runner.run_draft_chain(
-        token, cache, planner, mask, scorer, max_tokens, threshold
+        tokens, cache, planner, mask, scorer, max_tokens, threshold
     )
 
 

@@ -176,7 +176,7 @@ class PassRunner(Protocol):
 
     def run_draft_chain(
         self,
-        token: Tensor,
+        tokens: Tensor,
         cache: KVCache,
         planner: Planner,
         mask: SkipMask,

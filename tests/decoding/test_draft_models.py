@@ -15,7 +15,7 @@ from skipsearch.core.recipe import Recipe, Siblings
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder, Request
 from skipsearch.decoding.prefix_cache import PrefixCache
-from skipsearch.drafters.draft_model.session import DraftModelDrafter
+from skipsearch.drafters.draft_model.session import DraftModelSession
 from skipsearch.models import adapt
 
 from .checks import PROMPTS, assert_partly_accepted
@@ -110,25 +110,25 @@ def test_a_draft_ends_at_the_context_of_the_draft_model() -> None:
 
 
 class TestReading:
-    """How many tokens the draft model reads outside its drafts."""
+    """How many tokens the draft model reads before it drafts."""
 
     @pytest.fixture
     def read(self, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-        texts, real = list[list[int]](), DraftModelDrafter.read
+        texts, real = list[list[int]](), DraftModelSession._own_context
 
-        def read(self, ctx, cache, tokens):  # type: ignore[no-untyped-def]
-            texts.append(list(tokens))
-            real(self, ctx, cache, tokens)
+        def own_context(self, ctx, cache, unread):  # type: ignore[no-untyped-def]
+            texts.append(list(unread))
+            return real(self, ctx, cache, unread)
 
-        monkeypatch.setattr(DraftModelDrafter, "read", read)
+        monkeypatch.setattr(DraftModelSession, "_own_context", own_context)
         return texts
 
     def test_accepted_tokens_of_its_own_are_not_read_again(self, read: list[list[int]]) -> None:
         model, _ = tiny_model_and_reference()
         same = adapt(tiny_llama())
         Decoder(model, Recipe((draft_spec(same),))).generate(PROMPTS[0], 20)
-        assert read[0] == list(PROMPTS[0])
-        assert {len(tokens) for tokens in read[1:]} == {1}, "the last token of a whole draft"
+        assert read[0][:-1] == list(PROMPTS[0])
+        assert {len(tokens) for tokens in read[1:]} == {2}, "the last of a draft, and the next"
 
     def test_a_later_turn_reads_the_new_tokens_alone(self, read: list[list[int]]) -> None:
         model, full = tiny_model_and_reference()
@@ -137,7 +137,7 @@ class TestReading:
         read.clear()
         second = [*PROMPTS[2], *answer, 5, 6, 7]
         assert session.generate(second, 10).tokens == full.greedy(second, 10)
-        assert len(read[0]) <= 4 + 3
+        assert len(read[0]) <= 4 + 3 + 1
 
     def test_a_later_turn_in_a_batch_reads_the_new_tokens_alone(
         self, read: list[list[int]]
@@ -159,7 +159,7 @@ class TestReading:
                         answers[rows.index(row)] += row.chunk_or_raise().tokens
             assert answers == [full.greedy(text, 12) for text in texts]
             texts = [[*text, *answer, 5] for text, answer in zip(texts, answers, strict=True)]
-        assert max(map(len, read)) <= 4 + 1
+        assert max(map(len, read)) <= 4 + 2
 
     def test_another_request_shares_nothing(self, read: list[list[int]]) -> None:
         model, _ = tiny_model_and_reference()
@@ -167,7 +167,7 @@ class TestReading:
         for _ in range(2):
             read.clear()
             decoder.generate(PROMPTS[2], 10)
-            assert read[0] == list(PROMPTS[2])
+            assert read[0][:-1] == list(PROMPTS[2])
 
 
 def test_a_decoder_keeps_its_draft_model() -> None:

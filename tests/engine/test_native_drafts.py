@@ -35,7 +35,7 @@ from skipsearch.engine import RowCache, SharedCache, draft_chain, draft_step, fo
 from skipsearch.engine.engines import wrap_engine
 from skipsearch.engine.native import NativeAdapter, structs
 from skipsearch.engine.native.build import NativeLibrary
-from skipsearch.engine.sampler import GreedySampler
+from skipsearch.engine.sampler import GreedySampler, SamplingParams, TemperatureSampler
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.families.table import family_of
 from skipsearch.models.fused.fused_adapter import fuse_model
@@ -348,3 +348,32 @@ def test_the_check_fails_while_a_bug_is_planted(bug: dict[str, Any]) -> None:
         pytest.raises(AssertionError),
     ):
         check_some_drafts()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@no_grad
+def test_the_first_step_of_a_draft_may_read_several_tokens(name: str, sampled: bool) -> None:
+    model, mask, text = native(name), SkipMask(LAYERS, (1,), (0,)), some_tokens(CAPACITY)
+    drafts = []
+    for n_unread in (1, 4):
+        _, cache, planner = prefilled(model, 6)
+        cache.length = 10 - n_unread
+        if cache.length > 6:
+            rows = cache.length - 6
+            forward(model, text[:, 6 : cache.length], cache, planner.plan_chain(6, rows), mask)
+        generator = torch.Generator().manual_seed(0)
+        sampler = TemperatureSampler(SamplingParams(0.9), generator) if sampled else GreedySampler()
+        pending = text[:, cache.length : 10]
+        scores = draft_chain(model, pending, cache, planner, mask, sampler, 5, 0.0)
+        assert scores is not None
+        assert scores.choice is not None
+        drafts.append((scores.choice.tolist(), scores.confidence, scores.probs))
+    (choice, confidence, probs), others = drafts[0], drafts[1]
+    assert choice == others[0]
+    assert torch.equal(confidence, others[1])
+    assert not sampled or torch.equal(probs, others[2])
+    last = text[:, CAPACITY - 6 :]
+    cache.length = CAPACITY - 6
+    past_the_end = draft_chain(model, last, cache, planner, mask, sampler, 2, 0.0)
+    assert past_the_end is None

@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-
-from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Reading
 from skipsearch.core.sequences import common_prefix_length
 from skipsearch.drafters.base import DecodeContext, Draft, Drafter, DraftSession
 from skipsearch.drafters.draft_model.loaded_models import find_draft_model
 from skipsearch.drafters.draft_model.shared_tokens import SharedTokens, match_tokens
 from skipsearch.drafters.draft_model.spec import DraftModel
-from skipsearch.drafters.reduced_session import ReducedDrafter, reduce_reading
+from skipsearch.drafters.reduced_session import reduce_reading
 from skipsearch.drafters.skip.session import SkipDrafter
-from skipsearch.engine import can_start_midway, forward, run_layers
+from skipsearch.engine import forward
 from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import KVCache, round_slots
@@ -40,7 +37,7 @@ def make_draft_model_drafter(spec: DraftModel, model: ModelAdapter) -> DraftMode
         draft_model,
         Reading(spec.weights, vocabulary),
     )
-    return DraftModelDrafter(draft_model, inner, spec.own_mask, tokens, vocabulary is not None)
+    return DraftModelDrafter(draft_model, inner, tokens, vocabulary is not None)
 
 
 @dataclass
@@ -71,19 +68,10 @@ class DraftModelDrafter:
     """
 
     def __init__(
-        self,
-        draft_model: ModelAdapter,
-        inner: Drafter,
-        mask: SkipMask,
-        tokens: SharedTokens,
-        has_vocabulary: bool,
+        self, draft_model: ModelAdapter, inner: Drafter, tokens: SharedTokens, has_vocabulary: bool
     ):
-        self.draft_model, self.inner, self.mask, self.tokens = draft_model, inner, mask, tokens
+        self.draft_model, self.inner, self.tokens = draft_model, inner, tokens
         self.has_vocabulary = has_vocabulary
-        # Reads the text. Its head is not used.
-        self.reading_model = (
-            inner.reduced_model.model if isinstance(inner, ReducedDrafter) else draft_model
-        )
 
     def new_session(self) -> DraftModelSession:
         return DraftModelSession(self)
@@ -99,27 +87,12 @@ class DraftModelDrafter:
             ctx.cache.companions[self] = text
         return text
 
-    def read(self, ctx: DecodeContext, cache: KVCache, tokens: Sequence[int]) -> None:
-        """Read tokens after those in the cache, by the full model's ids."""
-        if not tokens:
-            return
-        model, n_before = self.reading_model, cache.length
-        rows = torch.tensor([self.tokens.to_own(tokens)], device=model.spec.device)
-        plan = ctx.planner.plan_chain(n_before, len(tokens))
-        if model.spec.is_recurrent:  # only passes of all layers keep their states
-            forward(model, rows, cache, plan, last_only=True)
-        elif can_start_midway(model):
-            run_layers(model, model.embed(rows, plan.positions), cache, plan, self.mask)
-        else:
-            forward(model, rows, cache, plan, self.mask, last_only=True)
-        cache.length = n_before + len(tokens)
-
 
 class DraftModelSession(DraftSession):
     """A session that drafts one request with a second model.
 
-    Before each draft, the draft model reads the tokens that it has not read, whoever drafted them.
-    K/V of its accepted tokens stay. Those of rejected tokens are written over.
+    The first pass of a draft reads all tokens that the draft model has not read, whoever drafted
+    them. K/V of its accepted tokens stay. Those of rejected tokens are written over.
     """
 
     def __init__(self, drafter: DraftModelDrafter):
@@ -158,18 +131,36 @@ class DraftModelSession(DraftSession):
         text.cache.length = n_right
         if ctx.cache.stable_buffers:  # else a row, which is as long as the longest of its batch
             text.cache.reserve(ctx.cache.capacity)
-        drafter.read(ctx, text.cache, unread[:-1])
-        text.tokens += unread[:-1]
-        self._n_settled = len(history) - 1
-        draft = self.session.draft(self._own_context(ctx, text.cache, unread[-1]), max_tokens)
+        self._n_settled = n_right
+        own = self._own_context(ctx, text.cache, unread)
+        is_recurrent = drafter.draft_model.spec.is_recurrent
+        if is_recurrent:
+            self._read_all_but_last(own)
+            text.tokens += unread[:-1]
+        draft = self.session.draft(own, max_tokens)
         if draft is None:
             return None
         draft = drafter.tokens.to_full(draft)
-        if not drafter.draft_model.spec.is_recurrent:  # a draft's states are dropped
-            text.tokens += [unread[-1], *draft.main_path().tokens[:-1].tolist()]
+        if not is_recurrent:  # which drops the states of a draft
+            text.tokens += [*unread, *draft.main_path().tokens[:-1].tolist()]
+        self._n_settled = len(history) - 1
         return draft
 
-    def _own_context(self, ctx: DecodeContext, cache: KVCache, pending: int) -> DecodeContext:
+    def _read_all_but_last(self, own: DecodeContext) -> None:
+        """Let a draft model with recurrent layers read the text, except for the last token.
+
+        Only a pass of all layers keeps the states after it.
+        """
+        rows, n_unread = own.pending[:, :-1], own.pending.shape[1] - 1
+        if n_unread:
+            plan = own.planner.plan_chain(own.cache.length, n_unread)
+            forward(own.model, rows, own.cache, plan, last_only=True)
+            own.cache.length += n_unread
+            own.pending = own.pending[:, -1:]
+
+    def _own_context(
+        self, ctx: DecodeContext, cache: KVCache, unread: Sequence[int]
+    ) -> DecodeContext:
         """Return the draft model's view of the request."""
         drafter, tokens = self.drafter, self.drafter.tokens
         self._own_history += tokens.to_own(ctx.history[len(self._own_history) :])
@@ -177,7 +168,7 @@ class DraftModelSession(DraftSession):
             ctx,
             model=drafter.draft_model,
             cache=cache,
-            pending=ctx.pending.new_tensor([tokens.to_own([pending])]),
+            pending=ctx.pending.new_tensor([tokens.to_own(unread)]),
             history=self._own_history,
             sampler=ctx.sampler if drafter.has_vocabulary else tokens.restrict(ctx.sampler),
         )

@@ -79,9 +79,10 @@ class TokenwiseSession(DraftSession):
     ) -> Draft:
         """Return the draft of up to `max_tokens` tokens.
 
-        score_token: scores draft token n, from 0, after a token [1, 1], for a sampler, with or
-        without the confidence. score_chain: scores all tokens up to the first one below a threshold
-        in one call of the engine. It returns None if the engine has no such call. It is not called
+        score_token: scores draft token n, from 0, after a token [1, 1] (the first one after all of
+        `ctx.pending`), for a sampler, with or without the confidence. score_chain: scores all
+        tokens up to the first one below a threshold in one call of the engine. It returns None if
+        the engine has no such call. It is not called
         if the exit policy must be asked after each token."""
         sampler = ctx.sampler if self.siblings is None else ctx.sampler.top(1 + self.siblings.most)
         threshold = self.exit_session.current_threshold() if self._has_threshold else None
@@ -130,11 +131,16 @@ class SkipSession(TokenwiseSession):
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
         model, cache, planner = ctx.model, ctx.cache, ctx.planner
+        n_unread = ctx.pending.shape[1]
 
         def score_token(
             token: Tensor, n: int, sampler: TokenSampler, with_confidence: bool
         ) -> DraftScores:
-            plan = planner.plan_chain(cache.length + n, 1)
+            if n == 0 and n_unread > 1:
+                plan = planner.plan_chain(cache.length, n_unread)
+                logits = forward(model, token, cache, plan, self.mask, last_only=True)
+                return sampler.score(logits[:, -1], with_confidence)
+            plan = planner.plan_chain(cache.length + n_unread - 1 + n, 1)
             return draft_step(model, token, cache, plan, self.mask, sampler, with_confidence)
 
         def score_chain(sampler: TokenSampler, threshold: float) -> DraftScores | None:

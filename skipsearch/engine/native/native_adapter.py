@@ -118,7 +118,7 @@ class NativeAdapter:
 
     def run_draft_chain(
         self,
-        token: Tensor,
+        tokens: Tensor,
         cache: KVCache,
         planner: Planner,
         mask: SkipMask,
@@ -131,13 +131,15 @@ class NativeAdapter:
         Siblings of a greedy draft are chosen afterwards from the logits of all steps. A sampled
         draft with siblings is left to single steps.
         """
-        if len(token) > 1 or cache.length + max_tokens > planner.capacity:
+        n_rows = tokens.shape[1]
+        n_slots = cache.length + n_rows - 1 + max_tokens
+        if len(tokens) > 1 or n_slots > planner.capacity:
             return None
-        plan = planner.plan_chain(cache.length, 1)
+        plan = planner.plan_chain(cache.length, n_rows)
         if not self.can_run_chain(plan, scorer):
             return None
-        self.reserve(cache, cache.length + max_tokens)
-        args = self.build_pass_args(token, cache, plan, 0, self.spec.n_layers, mask)
+        self.reserve(cache, n_slots)
+        args = self.build_pass_args(tokens, cache, plan, 0, self.spec.n_layers, mask)
         return self.run_chain(args, scorer, max_tokens, threshold)
 
     def can_run_chain(self, plan: PassPlan, scorer: DraftScorer) -> bool:

@@ -23,15 +23,11 @@ def kv_of_rejected_tokens_stay_in_the_draft_model() -> Iterator[None]:
         yield
 
 
-@caught_by(check_draft_model_drafts)
-def tokens_of_other_drafters_are_not_read() -> Iterator[None]:
+@planted(check_draft_model_drafts, session.DraftModelSession, "_own_context")
+def tokens_of_other_drafters_are_not_read(real, self, ctx, cache, unread):
     """The draft model reads the pending token alone; its slots keep what was in them."""
-    with patch.object(session.DraftModelDrafter, "read", _skip_reading):
-        yield
-
-
-def _skip_reading(self, ctx, cache, tokens):
-    cache.length += len(tokens)
+    cache.length += len(unread) - 1
+    return real(self, ctx, cache, unread[-1:])
 
 
 @planted(check_draft_model_law, SharedTokens, "to_full")
