@@ -18,7 +18,7 @@ from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import LongestDecoding, Notice, TuneListener, make_progress_callback
 from skipsearch.tuning.joint_objective import JointObjective
 from skipsearch.tuning.objective import ReplayObjective
-from skipsearch.tuning.recipe_shape import RecipeShape
+from skipsearch.tuning.recipe_shape import DRAFT_MODEL, RecipeShape
 from skipsearch.tuning.trained_candidates import TrainedCandidates
 
 MAX_FINALISTS = 4  # recipes that are raced, unless there are more shapes
@@ -207,7 +207,7 @@ def race_candidates(
         ],
         limit_s,
         shares_prompts=all(
-            drafter.kind in ("lookup", "skip")
+            drafter.kind in ("lookup", "skip", DRAFT_MODEL)
             for candidate in candidates
             for drafter in candidate.recipe.drafters
         ),
