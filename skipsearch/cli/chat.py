@@ -64,9 +64,11 @@ def chat(
     the commands."""
     from skipsearch.cli.consoles import err
     from skipsearch.decoding.conversation import Conversation
+    from skipsearch.models.chat.chat_text import prepare_renderer
 
     options: RequestOptions = {**sampling.for_request(), "constraint": shape.read()}
     adapter, loaded = load_model_and_profile(profile, model, search, loading)
+    prepare_renderer(adapter.tokenizer)
     talk = Conversation(adapter, loaded, system, max_new_tokens, options, make_decoder)
     warn(talk.decoder.warnings)
     warn_about_verdict(loaded)

@@ -156,6 +156,7 @@ def serve(
     finishes the running requests and takes no new ones."""
     from skipsearch.cli.consoles import err
     from skipsearch.core.files import make_private_dir
+    from skipsearch.models.chat.chat_text import prepare_renderer
     from skipsearch.serve.auth import APIKeys
     from skipsearch.serve.cors import read_origins
     from skipsearch.serve.limits import Limits
@@ -188,6 +189,7 @@ def serve(
             ]
         )
     adapter, loaded = load_model_and_profile(profile, model, search, loading)
+    prepare_renderer(adapter.tokenizer)
     decoder = make_decoder(adapter, loaded, exact)
     warn(decoder.warnings)
     warn_about_verdict(loaded)

@@ -146,6 +146,21 @@ def test_a_developer_is_the_system_where_the_template_does_not_know_the_role(
 HELLO = [{"role": "user", "content": "hello"}]
 
 
+def test_a_process_that_was_prepared_renders_and_one_that_died_is_replaced() -> None:
+    child = TemplateRenderer()
+    for _ in range(2):
+        child.prepare()
+        process = child._process
+        assert process is not None
+        child.prepare()
+        assert child.render("{{ messages[0].content }}", {}, HELLO) == "hello"
+        assert child._process is process
+        process.kill()
+        process.wait()
+        assert child.render("{{ messages[0].content }}", {}, HELLO) == "hello"
+        assert child._process is not process
+
+
 def test_a_template_that_never_ends_is_stopped_and_the_next_one_works() -> None:
     child = TemplateRenderer(timeout_s=1)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

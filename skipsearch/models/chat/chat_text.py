@@ -40,6 +40,14 @@ def get_chat_template(tokenizer: Any, tools: ToolSchemas = None) -> str | None:
     return template
 
 
+def prepare_renderer(tokenizer: Any) -> None:
+    """Start what renders the chat template, if there is one, so that the first request need not
+    wait for it.
+    """
+    if getattr(tokenizer, "chat_template", None) and not _has_custom_chat_code(tokenizer):
+        get_renderer().prepare()
+
+
 def render_user_turn(tokenizer: Any, text: str) -> str:
     """Render `text` in the chat template as the only user turn, up to the beginning of the answer.
 

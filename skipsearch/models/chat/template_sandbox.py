@@ -56,6 +56,13 @@ class TemplateRenderer:
         self.timeout_s = timeout_s
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False  # whether the process has answered
+
+    def prepare(self) -> None:
+        """Start the process, which takes about a second, and do not wait for it."""
+        with self._lock:
+            if self._process is None:
+                self._process = self._start_process()
 
     def render(
         self,
@@ -86,6 +93,7 @@ class TemplateRenderer:
                 if self._process is not None and self._process.poll() is None
                 else self._start_process()
             )
+            self._wait_until_ready(process)
             # Restored only after the answer was read. After an interrupt, the next request then
             # starts a new process instead of reading the answer to this one.
             self._process = None
@@ -114,12 +122,17 @@ class TemplateRenderer:
             stderr=subprocess.DEVNULL,
         )
         weakref.finalize(self, _stop_process, process)
-        if _request(process, b"", START_TIMEOUT_S) is None:
+        self._is_ready = False
+        return process
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the first answer of a process. Raises: ModelError if it does not start."""
+        if not self._is_ready and _request(process, b"", START_TIMEOUT_S) is None:
             raise ModelError(
                 f"the process that renders chat templates does not start: try `{sys.executable} -P "
                 f"{CHILD_SCRIPT}`"
             )
-        return process
+        self._is_ready = True
 
 
 def get_renderer() -> TemplateRenderer:
