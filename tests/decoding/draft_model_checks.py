@@ -24,7 +24,7 @@ from .count_checks import recorded
 from .enumeration_checks import Law, check_law
 from .sampling_checks import Warp
 
-KINDS = ("qwen2", "pruned", "gguf", "recurrent")
+KINDS = ("qwen2", "pruned", "captured", "gguf", "recurrent")
 LOOKUP = Lookup(min_match=1, draft_length=3)
 UNSURE = make_exit("confidence", threshold=0.3)
 FEW = 6  # tokens of the model whose texts are enumerated

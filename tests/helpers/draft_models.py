@@ -15,7 +15,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from helpers.gguf_files import round_model, write_model
-from helpers.tiny import LAYERS, FullModel, tiny_llama
+from helpers.tiny import LAYERS, FullModel, current_device, tiny_llama
 from skipsearch.core.recipe import Siblings
 from skipsearch.core.schema_types import SkippedLayers
 from skipsearch.drafters.draft_model.loaded_models import refer_to_draft_model
@@ -23,6 +23,7 @@ from skipsearch.drafters.draft_model.spec import DraftModel
 from skipsearch.drafters.exits import make_exit
 from skipsearch.drafters.exits.exit_base import Exit
 from skipsearch.engine import load_model
+from skipsearch.engine.cuda_graph import GraphAdapter
 from skipsearch.engine.engines import wrap_engine
 from skipsearch.models import ModelAdapter, adapt
 from skipsearch.models.families.table import family_of
@@ -93,14 +94,17 @@ def drive(hf: Any, engine: str) -> ModelAdapter:
     model = adapt(hf)
     if engine == "hf":
         return model
-    return wrap_engine(
-        fuse_model(hf, replace(model.spec, engine="lean"), family_of(hf.config)), engine
-    )
+    lean = fuse_model(hf, replace(model.spec, engine="lean"), family_of(hf.config))
+    return GraphAdapter(lean) if engine == "graph" else wrap_engine(lean, engine)
+
+
+def draft_model_of(kind: str) -> tuple[ModelAdapter, FullModel]:
+    """A draft model for `tiny_model_and_reference()`, on its device, and its own view of a text."""
+    return _make_draft_model(kind, current_device())
 
 
 @cache
-def draft_model_of(kind: str) -> tuple[ModelAdapter, FullModel]:
-    """A draft model for `tiny_model_and_reference()`, and its own view of a text."""
+def _make_draft_model(kind: str, device: str) -> tuple[ModelAdapter, FullModel]:
     target = tiny_llama()
     if kind == "gguf":
         with tempfile.TemporaryDirectory() as folder:
@@ -109,14 +113,14 @@ def draft_model_of(kind: str) -> tuple[ModelAdapter, FullModel]:
             return load_model(str(path), engine="native"), FullModel(
                 round_model(tiny_llama().float(), "Q4_0")
             )
-    if kind == "recurrent":
-        hf = make_relative(target, "qwen3_5_text", **RECURRENT)
-        return adapt(hf), FullModel(hf)
     make = {
         "qwen2": lambda: make_relative(target),
         "pruned": lambda: prune_layers(target, LAYERS - 2),
+        "captured": lambda: prune_layers(target, LAYERS - 2),
+        "recurrent": lambda: make_relative(target, "qwen3_5_text", **RECURRENT),
     }[kind]
-    return drive(make(), "native" if kind == "pruned" else "hf"), FullModel(make())
+    engine = {"pruned": "native" if device == "cpu" else "lean", "captured": "graph"}
+    return drive(make().to(device), engine.get(kind, "hf")), FullModel(make())
 
 
 def draft_spec(

@@ -153,6 +153,11 @@ def use_engine(engine: str, device: str = "cpu") -> Iterator[None]:
         _device.reset(device_before)
 
 
+def current_device() -> str:
+    """The device of `tiny_model_and_reference`."""
+    return _device.get()
+
+
 _engine: ContextVar[str] = ContextVar("engine", default="hf")
 _device: ContextVar[str] = ContextVar("device", default="cpu")
 

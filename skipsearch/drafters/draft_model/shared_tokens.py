@@ -26,16 +26,16 @@ class SharedTokens:
     count: int
     own_size: int  # ids of the draft model
     full_size: int  # ids of the full model
-    # [count], the full model's id of each token of the draft model, and the reverse. None: the same
-    # ids.
+    # [count], the full model's id of each token of the draft model, and the reverse for the host.
+    # None: the same ids.
     full_ids: Tensor | None = None
-    own_ids: Tensor | None = None
+    own_ids: tuple[int, ...] | None = None
 
     def to_own(self, tokens: Sequence[int]) -> list[int]:
         """Return the draft model's ids of a text. It reads a token that it lacks as its token 0."""
         if self.own_ids is None and self.count == self.full_size:
             return list(tokens)
-        ids = range(self.count) if self.own_ids is None else self.own_ids.tolist()
+        ids = range(self.count) if self.own_ids is None else self.own_ids
         return [ids[token] if token < self.count else 0 for token in tokens]
 
     def to_own_vocabulary(self, vocabulary: Vocabulary | None) -> Vocabulary | None:
@@ -116,13 +116,12 @@ def match_tokens(draft_model: ModelAdapter, model: ModelAdapter) -> SharedTokens
             f"{'no id' if own_id is None else f'the id {own_id}'} in {draft_model.spec.id}; take a "
             "draft model with the same tokens, such as a smaller one of the same family"
         )
-    device = model.spec.device
     return SharedTokens(
         count,
         own_size,
         full_size,
-        torch.tensor([full_places[name] for name in own[:count]], device=device),
-        torch.tensor([own_places[name] for name in full[:count]], device=device),
+        torch.tensor([full_places[name] for name in own[:count]], device=model.spec.device),
+        tuple(own_places[name] for name in full[:count]),
     )
 
 
