@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 
 import pytest
 import torch
 from helpers.draft_models import draft_model_of, draft_spec, with_spec
 from helpers.marks import in_turn, thorough
-from helpers.tiny import VOCAB, FullModel, tiny_llama, tiny_model_and_reference, use_engine
+from helpers.tiny import (
+    VOCAB,
+    FullModel,
+    tiny_llama,
+    tiny_model_and_reference,
+    use_engine,
+    with_eos,
+)
+from helpers.toy_constraint import constrained_by, make_rule
 
 from skipsearch.core.reading import Vocabulary
 from skipsearch.core.recipe import Recipe, Siblings
@@ -16,9 +25,11 @@ from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder, Request
 from skipsearch.decoding.prefix_cache import PrefixCache
 from skipsearch.drafters.draft_model.session import DraftModelSession
-from skipsearch.models import adapt
+from skipsearch.drafters.draft_model.spec import DraftModel
+from skipsearch.models import ModelAdapter, adapt
 
 from .checks import PROMPTS, assert_partly_accepted
+from .constraint_checks import EOS, check_constrained_greedy
 from .count_checks import recorded
 from .draft_model_checks import (
     KINDS,
@@ -26,6 +37,7 @@ from .draft_model_checks import (
     check_draft_model_drafts,
     check_draft_model_law,
     check_draft_models,
+    list_specs,
 )
 from .sampling_checks import Warp
 
@@ -88,6 +100,36 @@ def test_requests_of_a_batch_get_the_full_models_own_tokens() -> None:
     for result in results[1:]:
         total += result.stats
     assert_partly_accepted(total)
+
+
+@dataclass(frozen=True)
+class SecondModel:
+    """A drafting whose drafter is a second model."""
+
+    spec: DraftModel
+
+    def decoder(self, model: ModelAdapter) -> Decoder:
+        return Decoder(model, Recipe((self.spec,)))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "pruned", "recurrent"])
+def test_under_a_constraint_the_text_is_that_of_the_masked_model(kind: str) -> None:
+    draftings = [SecondModel(spec) for spec in list_specs(draft_model_of(kind)[0])]
+    check_constrained_greedy(draftings, seeds=(0,))  # type: ignore[arg-type]
+
+
+def test_it_continues_the_tokens_that_a_constraint_forces() -> None:
+    model, _ = tiny_model_and_reference()
+    model, total = with_eos(model, EOS), 0
+    for seed in range(6):
+        with constrained_by(make_rule(seed, VOCAB, EOS), EOS):
+            stats = [
+                Decoder(model, recipe).generate(PROMPTS[0], 24).stats
+                for recipe in (Recipe(), Recipe((draft_spec(draft_model_of("qwen2")[0]),)))
+            ]
+        # The last counters are those of forced tokens.
+        total += stats[1].by_drafter[-1].drafted - stats[0].by_drafter[-1].drafted
+    assert total > 0
 
 
 def test_an_exact_decoder_gets_the_tokens_of_plain_decoding() -> None:
