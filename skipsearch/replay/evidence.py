@@ -18,10 +18,10 @@ from skipsearch.replay.replay import Replay
 from skipsearch.replay.replay_batches import ReplayBatch
 from skipsearch.searchers.base import Evidence
 
-# Sub-layers that are skipped alone, and on about how many segments. The others follow from their
+# Sub-layers that are skipped alone, and on what share of the segments. The others follow from their
 # cosines.
 CONFIRMED_SUBLAYERS = 6
-CONFIRMED_SEGMENTS = 8
+CONFIRMED_SHARE, FEWEST_CONFIRMED_SEGMENTS = 1 / 8, 2
 # Texts, and positions of each, whose hidden states searchers get. They are few, because a dynamic
 # program runs every layer on each of them many times.
 TRACED_TEXTS, TRACED_POSITIONS = 8, 8
@@ -57,14 +57,20 @@ def estimate_single_skips(replay: Replay, cosines: Sequence[float]) -> tuple[flo
     confirmed = sorted(
         {int(order[i]) for i in np.linspace(0, n - 1, CONFIRMED_SUBLAYERS).round().astype(int)}
     )
+    n_segments = count_confirmed_segments(len(replay.segments))
     alphas = {
-        s: replay.measure_acceptance(SkipMask.from_sublayers(n // 2, [s]), CONFIRMED_SEGMENTS)
+        s: replay.measure_acceptance(SkipMask.from_sublayers(n // 2, [s]), n_segments)
         for s in confirmed
     }
     losses = [max(MIN_LOSS, -math.log(max(MIN_LOSS, alphas[s]))) for s in confirmed]
     slope, offset = np.polyfit(np.log(turns[confirmed]), np.log(losses), 1)
     fitted = np.exp(-np.exp(max(0.0, slope) * np.log(turns) + offset))
     return tuple(alphas.get(s, float(fitted[s])) for s in range(n))
+
+
+def count_confirmed_segments(n_segments: int) -> int:
+    """Return on how many segments a sub-layer is skipped alone."""
+    return max(FEWEST_CONFIRMED_SEGMENTS, round(CONFIRMED_SHARE * n_segments))
 
 
 @no_grad
