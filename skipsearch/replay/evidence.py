@@ -16,15 +16,16 @@ from skipsearch.engine import no_grad, run_layers
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.replay import Replay
 from skipsearch.replay.replay_batches import ReplayBatch
+from skipsearch.replay.segments import MAX_POSITIONS
 from skipsearch.searchers.base import Evidence
 
-# Sub-layers that are skipped alone, and on what share of the segments. The others follow from their
+# Sub-layers that are skipped alone, and on about how many segments. The others follow from their
 # cosines.
 CONFIRMED_SUBLAYERS = 6
-CONFIRMED_SHARE, FEWEST_CONFIRMED_SEGMENTS = 1 / 8, 2
+CONFIRMED_SEGMENTS, FEWEST_CONFIRMED_SEGMENTS = 8, 2
 # Texts, and positions of each, whose hidden states searchers get. They are few, because a dynamic
 # program runs every layer on each of them many times.
-TRACED_TEXTS, TRACED_POSITIONS = 8, 8
+TRACED_TEXTS, FEWEST_TRACED_TEXTS, TRACED_POSITIONS = 8, 3, 8
 MIN_LOSS, MIN_TURN = 1e-6, 1e-6  # their logarithms are fitted
 
 
@@ -33,7 +34,8 @@ def collect_evidence(replay: Replay, costs: Costs) -> Evidence:
 
     It takes two passes over a few positions. What takes longer is measured when a searcher asks.
     """
-    sample = replay.batches.build_sample(TRACED_TEXTS, TRACED_POSITIONS)
+    n_texts = scale_count(TRACED_TEXTS, FEWEST_TRACED_TEXTS, replay.max_positions)
+    sample = replay.batches.build_sample(n_texts, TRACED_POSITIONS)
     states, cosines = trace_residual_stream(replay.model, sample)
     return Evidence(
         cosines,
@@ -57,7 +59,7 @@ def estimate_single_skips(replay: Replay, cosines: Sequence[float]) -> tuple[flo
     confirmed = sorted(
         {int(order[i]) for i in np.linspace(0, n - 1, CONFIRMED_SUBLAYERS).round().astype(int)}
     )
-    n_segments = count_confirmed_segments(len(replay.segments))
+    n_segments = scale_count(CONFIRMED_SEGMENTS, FEWEST_CONFIRMED_SEGMENTS, replay.max_positions)
     alphas = {
         s: replay.measure_acceptance(SkipMask.from_sublayers(n // 2, [s]), n_segments)
         for s in confirmed
@@ -68,9 +70,12 @@ def estimate_single_skips(replay: Replay, cosines: Sequence[float]) -> tuple[flo
     return tuple(alphas.get(s, float(fitted[s])) for s in range(n))
 
 
-def count_confirmed_segments(n_segments: int) -> int:
-    """Return on how many segments a sub-layer is skipped alone."""
-    return max(FEWEST_CONFIRMED_SEGMENTS, round(CONFIRMED_SHARE * n_segments))
+def scale_count(count: int, fewest: int, max_positions: int) -> int:
+    """Return the part of a count that a slow model has time for.
+
+    max_positions: on which its masks are judged.
+    """
+    return max(fewest, round(count * max_positions / MAX_POSITIONS))
 
 
 @no_grad

@@ -137,14 +137,15 @@ def write_reference_text(
 ) -> list[Continuation]:
     """Return the continuations of the first prompts: of all of them, if the time suffices.
 
-    store: texts that are known already, and where new ones are kept. limit_s: after this many
-    seconds no wave begins, but min_texts texts are written in any case. The time that stored texts
-    took counts, so that a resumed search has the texts of the first one. max_kv_bytes: memory for
-    the K/V of texts that are written here. progress(tokens done, tokens that may be generated).
+    store: texts that are known already, and where new ones are kept. limit_s: seconds. No wave
+    begins of which more than half would come later, by the time of the one before, but min_texts
+    texts are written in any case. The time that stored texts took counts, so that a resumed search
+    has the texts of the first one. max_kv_bytes: memory for the K/V of texts that are written here.
+    progress(tokens done, tokens that may be generated).
     """
     generate = generate_continuations if model.spec.ragged_batches else continue_in_turn
     wave = min(min_texts, prompts_per_pass(model)) if model.spec.ragged_batches else 1
-    spent_s, total = 0.0, len(prompt_ids) * settings.max_new_tokens
+    spent_s, wave_s, total = 0.0, 0.0, len(prompt_ids) * settings.max_new_tokens
     continuations = list[Continuation]()
     while len(continuations) < len(prompt_ids):
         begin = len(continuations)
@@ -152,9 +153,9 @@ def write_reference_text(
         stored = None if store is None else store.get(prompt_ids[begin], seed)
         if stored is not None:
             continuations.append(Continuation(stored[0]))
-            spent_s += stored[1]
+            spent_s, wave_s = spent_s + stored[1], wave * stored[1]
             continue
-        is_over_time = limit_s is not None and spent_s > limit_s
+        is_over_time = limit_s is not None and spent_s + wave_s / 2 > limit_s
         if is_over_time and begin >= min_texts:
             break
         prompts = [prompt_ids[begin]]

@@ -111,7 +111,7 @@ class Replay:
         Raises: SearchError if every continuation ends after one token, so that nothing can be
         replayed.
         """
-        self.model, self.sampling = model, sampling
+        self.model, self.sampling, self.max_positions = model, sampling, max_positions
         settings = TextSettings(max_new_tokens, end_on_repeat, sampling, seed, constraint)
         kv_budget = (
             free_memory(model.spec.device) * KV_MEMORY_FRACTION

@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 from skipsearch import load_model
 from skipsearch.core.mask import SkipMask
 from skipsearch.replay.evidence import (
-    count_confirmed_segments,
+    CONFIRMED_SEGMENTS,
     estimate_single_skips,
     trace_residual_stream,
 )
@@ -38,14 +38,13 @@ def main() -> None:
         model, workload, ignore_event, limits=CalibrationLimits(args.text_limit)
     )
     replay, n_layers = objective.replay, model.spec.n_layers
-    n_segments = count_confirmed_segments(len(replay.segments))
     _, cosines = trace_residual_stream(model, replay.batches.build_sample(8, 8))
     began = perf_counter()
     estimated = np.array(estimate_single_skips(replay, cosines))
     estimated_s, began = perf_counter() - began, perf_counter()
     measured = np.array(
         [
-            replay.measure_acceptance(SkipMask.from_sublayers(n_layers, [s]), n_segments)
+            replay.measure_acceptance(SkipMask.from_sublayers(n_layers, [s]), CONFIRMED_SEGMENTS)
             for s in range(2 * n_layers)
         ]
     )
