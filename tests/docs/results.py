@@ -48,12 +48,9 @@ TASK_NAMES = {
     "specbench-math_reasoning": "Spec-Bench: mathematics",
     "specbench-rag": "Spec-Bench: RAG",
 }
-PICTURED = {
-    "gsm8k": "GSM8K",
-    "humaneval": "HumanEval",
-    "specbench-chat": "MT-bench chat",
-    "specbench-summarization": "summaries",
-}
+PICTURED = {"gsm8k": "GSM8K", "chat": "chat"}
+WHOLE_ANSWERS = "whole-answers-avx2.json"  # what `tune` measured of two pretrained models
+PASSES = "passes-avx2.json"  # of the same models, in their order
 
 
 def recipes(task: str) -> dict[str, Any]:
@@ -169,15 +166,30 @@ def picture() -> str:
     return draw_bars(panels, list(RECIPES.values()), figsize=(8.4, 2.9), most=2.9)
 
 
-def pretrained_picture() -> str:
-    """The gains of a pretrained model on four tasks, as bars."""
-    entries = of_tasks(PRETRAINED["bfloat16"])
-    panels = {}
-    for task, title in PICTURED.items():
-        by_name = {row["name"]: row for row in entries[task]["rows"]}
-        panels[title] = [by_name[name] for name in UNTRAINED]
-    labels = [RECIPES[name].replace(", reading", ",\nreading") for name in UNTRAINED]
-    return draw_bars(panels, labels, figsize=(8.4, 1.9), most=2.6)
+def whole_answers(task: str) -> list[dict[str, Any]]:
+    """The rows of a task: for each model, the winner of `tune`, and llama.cpp without drafts.
+
+    Speedups are over plain decoding by the engine native.
+    """
+    measured, passes = (
+        json.loads((RECIPE_FILES / file).read_text("utf-8")) for file in (WHOLE_ANSWERS, PASSES)
+    )
+    rows = list[dict[str, Any]]()
+    for row, entry in zip((r for r in measured if r["task"] == task), passes, strict=True):
+        ratio = entry["ms"]["native"]["1"] / entry["ms"]["llama.cpp"]["1"]
+        llama_cpp = dict.fromkeys(("mean", "low", "high"), ratio)
+        rows += [row, {"name": row["name"], "speedup": llama_cpp}]
+    return rows
+
+
+def whole_answers_picture() -> str:
+    """Plain and drafted decoding of whole answers by two pretrained models, as bars."""
+    panels = {title: whole_answers(task) for task, title in PICTURED.items()}
+    labels = [
+        f"{row['name']}, {'drafted' if 'task' in row else 'llama.cpp'}"
+        for row in whole_answers("chat")
+    ]
+    return draw_bars(panels, labels, figsize=(8.4, 2.1), most=1.9)
 
 
 def draw_bars(

@@ -80,7 +80,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "constraints": results.constraints,
     **{path.stem: methods(path) for path in results.METHODS},
 }
-PICTURES = {"recipes.svg": results.picture, "pretrained.svg": results.pretrained_picture}
+PICTURES = {"recipes.svg": results.picture, "whole-answers.svg": results.whole_answers_picture}
 
 
 def filled(text: str) -> str:

@@ -21,7 +21,7 @@ from skipsearch.tasks import load_task
 
 ROOT = Path(__file__).parents[2]
 SHARED = sorted((ROOT / "profiles").rglob("*.yaml"))
-MEASURED = [path for path in SHARED if path.parents[1].name.startswith("SmolLM2")]
+MEASURED = [path for path in SHARED if path.parents[1].name.startswith(("SmolLM2", "qwen2.5"))]
 PUBLISHED = [path for path in SHARED if path not in MEASURED]
 PUBLISHED_FILES = ROOT.parent / "shared" / "data"
 BUNDLED = sorted((Path(skipsearch.__file__).parent / "demo" / "profiles").rglob("*.yaml"))
