@@ -157,10 +157,11 @@ def limit_racers(
     time does not suffice for two candidates, the prediction chooses one.
     """
     fastest_first = sorted(candidates, key=_predicted_time)
-    plain_pass_s = text_s * MIN_COMPARED_PROMPTS
+    plain_s = text_s * MIN_COMPARED_PROMPTS
+    limit_s -= plain_s  # plain decoding takes part
     n = 0
     for candidate in fastest_first:
-        limit_s -= plain_pass_s / max(1.0, candidate.predicted_speedup or 1.0)
+        limit_s -= plain_s / max(1.0, candidate.predicted_speedup or 1.0)
         if limit_s < 0:
             break
         n += 1
@@ -173,7 +174,7 @@ def limit_racers(
         )
     elif n < len(candidates):
         on_event(Notice(f"the budget suffices for a race of {n} of {len(candidates)} recipes"))
-    return fastest_first[: n if n > 1 else 1]
+    return fastest_first[: max(1, n)]
 
 
 def race_candidates(
