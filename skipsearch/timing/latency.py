@@ -34,6 +34,8 @@ CONSECUTIVE_STEPS = 2  # draft steps after the first of a round, and plain passe
 EXTRA_STEPS_IN_CALL = 4  # further draft steps, if an engine drafts in one call
 ROUNDS_PER_MASK = 2  # rounds in a row with the same mask
 PLAIN_RUNS = 3  # runs of plain passes before and after a sweep: the unit of all times
+# The median of 2 sweeps is exact enough for passes that take longer than this; others take 6.
+LONG_PASS_S, LONG_PASS_REPEATS, SHORT_PASS_REPEATS = 0.015, 1, 3
 MAX_EXPONENT = 2.0  # of `Costs.curve`; caches do not explain more
 MAX_COLD_PENALTY = 1.0  # caches do not explain more
 
@@ -73,14 +75,14 @@ def measure_latency(
     model: ModelAdapter,
     max_draft: int,
     context: int,
-    repeats: int = 3,
+    repeats: int | None = None,
     masks: Sequence[SkipMask] = (),
     sampling: SamplingParams = GREEDY,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LatencyEntry:
     """Measure costs, and the errors of their predictions for a draft step with each of `masks`.
 
-    repeats: pairs of sweeps. progress(sweeps done, total).
+    repeats: pairs of sweeps; None: fewer if passes are long. progress(sweeps done, total).
     sampling: the parameters with which draft steps and verify passes choose tokens. Sampling takes
     longer: an engine that runs all steps of a greedy draft in one call runs sampled steps one by
     one.
@@ -111,6 +113,9 @@ def measure_latency(
         for i, drafted in sweep:
             rounds.time_round(masks_run[i], drafted)
     plain = [[rounds.time_plain() for _ in range(PLAIN_RUNS)]]
+    if repeats is None:
+        is_long = median(plain[0]) > LONG_PASS_S
+        repeats = LONG_PASS_REPEATS if is_long else SHORT_PASS_REPEATS
     layer_times: list[np.ndarray] = []  # [2L] by repeat
     # (first step, call, later step) of each round, by mask
     drafts: list[list[tuple[float, float, float]]] = [[] for _ in masks_run]

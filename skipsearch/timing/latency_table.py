@@ -23,8 +23,6 @@ from skipsearch.timing.latency import LatencyEntry, measure_latency, time_plain_
 N_CHECKED_MASKS = 10
 # A table is measured after a multiple of as many tokens, so that other texts find it in the cache.
 CONTEXT_STEP = 32
-# The median of 2 sweeps is exact enough for passes that take longer than this; others take 6.
-LONG_PASS_S, LONG_PASS_REPEATS, SHORT_PASS_REPEATS = 0.015, 1, 3
 # Version of the measurement. If it changes, cached tables are measured again.
 FORMAT = "one context"
 MAX_MEDIAN_ERROR = 0.1  # relative error of a draft step
@@ -97,16 +95,10 @@ def load_or_measure_latency_table(
         table = LatencyTable(cached, cached=True)
         if table.accurate and _has_same_speed(model, cached, sampling):
             return table
-    is_long = time_plain_pass(model, context, repeats=2, sampling=sampling) > LONG_PASS_S
+    masks = random_masks(model.spec.n_layers, N_CHECKED_MASKS)
     table = LatencyTable(
         measure_latency(
-            model,
-            max_draft,
-            context,
-            LONG_PASS_REPEATS if is_long else SHORT_PASS_REPEATS,
-            random_masks(model.spec.n_layers, N_CHECKED_MASKS),
-            sampling,
-            progress,
+            model, max_draft, context, masks=masks, sampling=sampling, progress=progress
         )
     )
     if table.accurate:

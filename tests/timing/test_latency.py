@@ -61,6 +61,23 @@ def test_layers_that_no_clock_can_see_share_alike() -> None:
     np.testing.assert_allclose(_layer_shares(np.zeros((3, 4))), 1 / 4)
 
 
+@pytest.mark.parametrize(
+    ("pass_s", "repeats"), [(0.002, latency.SHORT_PASS_REPEATS), (0.05, latency.LONG_PASS_REPEATS)]
+)
+def test_long_passes_are_timed_fewer_times(
+    pass_s: float, repeats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latency.RoundTimer, "time_plain", lambda self: pass_s)
+    sweeps: list[tuple[int, int]] = []
+    measure_latency(
+        tiny_model_and_reference()[0],
+        2,
+        20,
+        progress=lambda done, total: sweeps.append((done, total)),
+    )
+    assert sweeps == [(n, 2 * repeats) for n in range(2 * repeats)]
+
+
 def test_masks_that_are_run_beside_tell_how_far_the_table_can_be_believed() -> None:
     masks = random_masks(LAYERS, 5)
     measured = measure_latency(tiny_model_and_reference()[0], 2, 20, repeats=3, masks=masks)

@@ -58,9 +58,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         asked.append((max_draft, context))
         return LatencyEntry(context, made_up(context), 0.01, (0.02,) * len(masks))
 
-    def plain_seconds(model: Any, context: int, repeats: int = 9, sampling: Any = None) -> float:
-        if repeats > 2:
-            asked.append((0, context))
+    def plain_seconds(model: Any, context: int, sampling: Any = None) -> float:
+        asked.append((0, context))
         return made_up(context).verify[0]
 
     monkeypatch.setattr(latency_table, "measure_latency", measure)
@@ -101,25 +100,6 @@ def test_texts_of_nearly_the_same_length_share_a_table(measured: list[tuple[int,
     assert load_or_measure_latency_table(model, 4, 1).entry.context == latency_table.CONTEXT_STEP
 
 
-@pytest.mark.parametrize(
-    ("pass_s", "repeats"),
-    [(0.002, latency_table.SHORT_PASS_REPEATS), (0.05, latency_table.LONG_PASS_REPEATS)],
-)
-def test_long_passes_are_timed_fewer_times(
-    pass_s: float, repeats: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def measure(model: Any, max_draft: int, context: int, repeats: int, *_: Any) -> LatencyEntry:
-        asked.append(repeats)
-        return LatencyEntry(context, made_up(context), 0.01, (0.02,) * N_CHECKED_MASKS)
-
-    monkeypatch.setattr(latency_table, "measure_latency", measure)
-    monkeypatch.setattr(latency_table, "time_plain_pass", lambda *_, **__: pass_s)
-    load_or_measure_latency_table(tiny_model_and_reference()[0], 4, 64)
-    assert asked == [repeats]
-
-
 def test_sampling_has_a_table_of_its_own_because_it_takes_longer(
     measured: list[tuple[int, int]],
 ) -> None:
@@ -139,7 +119,7 @@ def test_on_a_machine_that_became_slower_it_is_measured_again(
     monkeypatch.setattr(
         latency_table,
         "measure_latency",
-        lambda m, d, context, *_: LatencyEntry(context, made_up(context, 1.3), 0.0, (0.0,)),
+        lambda m, d, context, **_: LatencyEntry(context, made_up(context, 1.3), 0.0, (0.0,)),
     )
     monkeypatch.setattr(
         latency_table, "time_plain_pass", lambda m, context, **_: made_up(context, 1.3).verify[0]
@@ -228,7 +208,7 @@ def test_one_measured_on_a_busy_machine_is_used_and_not_kept(
     monkeypatch.setattr(
         latency_table,
         "measure_latency",
-        lambda m, d, context, *_: LatencyEntry(
+        lambda m, d, context, **_: LatencyEntry(
             context, made_up(context), spread, (error,) * N_CHECKED_MASKS
         ),
     )
@@ -262,7 +242,7 @@ def test_a_doubtful_measurement_does_not_replace_a_sound_one(
         patch.setattr(
             latency_table,
             "measure_latency",
-            lambda m, d, context, *_: LatencyEntry(context, made_up(context, 2), 0.62, (0.0,)),
+            lambda m, d, context, **_: LatencyEntry(context, made_up(context, 2), 0.62, (0.0,)),
         )
         assert load_or_measure_latency_table(
             tiny_model_and_reference()[0], 4, 32, remeasure=True
