@@ -230,11 +230,12 @@ def try_model(model: str) -> None:
     profile = str((results / "profile.yaml").relative_to(ROOT))
     # A small model gains more from drafts of fewer bits than its file has.
     dtype = ("--dtype", "bfloat16") if model == MODEL else ()
+    budget = "4m" if model == MODEL else "10m"
     run_step("Check that the model is read correctly", "doctor", "--model", model)
     run_step(
         "Search the fastest way of drafting for chats",
         *("tune", "--model", model, "--task", "chat", *dtype),
-        *("--out", profile, "--force"),
+        *("--budget", budget, "--out", profile, "--force"),
     )
     run_step(
         "Decode with the profile, and compare with plain decoding",
