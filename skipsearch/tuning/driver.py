@@ -61,7 +61,7 @@ from skipsearch.tuning.race import (
 )
 from skipsearch.tuning.readings import ReadingSearch, choose_leading_readings, find_other_readings
 from skipsearch.tuning.recipe_shape import DRAFT_MODEL
-from skipsearch.tuning.schedule import LEAST_SHARE, RACE_END, SEARCH_END, Schedule
+from skipsearch.tuning.schedule import RACE_END, SEARCH_END, Schedule
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.settings import (
     DEFAULT_BUDGET_S,
@@ -292,9 +292,8 @@ def search_masks(
                 )
             )
     # The best mask is judged with every combination, and the best masks with every policy.
-    refine_s, limit_s = 2 * readings.judge_s, schedule.seconds_until(SEARCH_END)
-    if limit_s is not None:
-        limit_s = max(LEAST_SHARE * (schedule.budget_s or 0.0), limit_s / n_searches - refine_s)
+    refine_s = 2 * readings.judge_s
+    limit_s = schedule.seconds_until(SEARCH_END, n_searches, refine_s)
     report_forecast(limit_s, refine_s)
     on_event(
         StageStarted(

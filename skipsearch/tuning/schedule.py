@@ -17,12 +17,13 @@ class Schedule:
     budget_s: float | None  # of all stages; None: each takes as long as it needs
     started: float  # as from `perf_counter`
 
-    def seconds_until(self, end: float) -> float | None:
+    def seconds_until(self, end: float, n_parts: int = 1, reserved_s: float = 0.0) -> float | None:
         """Return the seconds left to a stage that ends at this share; None: no limit.
 
-        They are at least LEAST_SHARE of the budget.
+        They are at least LEAST_SHARE of the budget. n_parts: that share the time. reserved_s: of a
+        part, for what follows it.
         """
         if self.budget_s is None:
             return None
         left_s = self.started + end * self.budget_s - perf_counter()
-        return max(LEAST_SHARE * self.budget_s, left_s)
+        return max(LEAST_SHARE * self.budget_s, left_s / n_parts - reserved_s)

@@ -28,6 +28,13 @@ def test_a_stage_ends_at_its_share_of_the_budget(
     assert Schedule(600.0, 1000.0).seconds_until(end) == pytest.approx(left_s)
 
 
+def test_parts_of_a_stage_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "perf_counter", lambda: 1000.0)
+    left_s = Schedule(600.0, 1000.0).seconds_until(SEARCH_END, n_parts=2, reserved_s=20.0)
+    assert left_s == pytest.approx(130.0)
+    assert Schedule(600.0, 1000.0).seconds_until(SEARCH_END, n_parts=9) == LEAST_SHARE * 600
+
+
 def test_without_a_budget_a_stage_takes_as_long_as_it_needs() -> None:
     assert Schedule(None, 0.0).seconds_until(TEXT_END) is None
 
