@@ -4,8 +4,11 @@ beside writers.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from threading import Thread
 
+import pytest
 from helpers.properties import with_examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,7 +68,15 @@ def test_of_an_answer_longer_than_the_memory_the_end_is_kept() -> None:
     assert memory.longest_match([5], 0, 9) is None
 
 
-def test_threads_read_while_others_add() -> None:
+@pytest.fixture
+def threads_in_quick_turn() -> Iterator[None]:
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+def test_threads_read_while_others_add(threads_in_quick_turn: None) -> None:
     memory, wrong = AnswerMemory(200), []
 
     def add(first: int) -> None:

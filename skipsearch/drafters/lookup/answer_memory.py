@@ -61,7 +61,9 @@ class AnswerMemory:
         match = index.longest_match_of(history)
         if match is None or match.length <= longer_than or match.position >= len(index):
             return None
-        followed = index.continuation(match.position, max_tokens)
+        # Of an answer that another thread is adding, the index has the first tokens alone, and a
+        # continuation beyond them would repeat them.
+        followed = index.continuation(match.position, min(max_tokens, len(index) - match.position))
         if SEPARATOR in followed:
             followed = followed[: followed.index(SEPARATOR)]
         return (match, followed) if followed else None
