@@ -103,10 +103,12 @@ def recorded(
     n: int,
     modules: Sequence[Path] = (),
     exact: bool = False,
+    in_session: bool = False,
 ) -> tuple[DecodeStats, list[Recorded]]:
     """Decode each prompt; return the counts and all rounds of the recipe's last drafter.
 
-    The greedy text must be the full model's own.
+    The greedy text must be the full model's own. in_session: a prompt reuses what it shares with
+    the text before it.
     """
     recorders, total = list[Recorder](), DecodeStats()
 
@@ -115,8 +117,9 @@ def recorded(
         return recorders[-1]
 
     decoder = wrap_drafters(Decoder(model, recipe, exact=exact, module_folders=modules), recording)
+    generate = decoder.new_session().generate if in_session else decoder.generate
     for prompt in prompts:
-        found = decoder.generate(prompt, n)
+        found = generate(prompt, n)
         assert found.tokens == full.greedy(prompt, n)
         total += found.stats
     last = recorders[-1]

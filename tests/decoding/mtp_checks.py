@@ -21,6 +21,7 @@ from .checks import PROMPTS
 from .count_checks import recorded
 
 UNSURE = 0.5
+TOKENS = 20
 LOOKUP = Lookup(min_match=1, draft_length=3)
 
 
@@ -73,16 +74,19 @@ def by_definition(full: FullModel, spec: Mtp, text: list[int], drafted: list[int
 
 
 @torch.no_grad()
-def check_mtp_drafts(siblings: Siblings | None = None) -> DecodeStats:
+def check_mtp_drafts(siblings: Siblings | None = None, in_session: bool = False) -> DecodeStats:
     """Check that every draft is that of the definition, alone and after lookup.
 
-    A draft ends at the first unsure token.
+    A draft ends at the first unsure token. in_session: the prompts are turns of a chat.
     """
     model, full = tiny_model_and_reference()
     total = DecodeStats()
+    prompts = _list_turns(full) if in_session else PROMPTS[:3]
     spec = small_mtp(0.1, 4, UNSURE).model_copy(update={"siblings": siblings})
     for recipe in (Recipe((spec,)), Recipe((LOOKUP, spec))):
-        stats, rounds = recorded(model, full, recipe, PROMPTS[:3], 20, [module_folder()])
+        stats, rounds = recorded(
+            model, full, recipe, prompts, TOKENS, [module_folder()], in_session=in_session
+        )
         total += stats
         for found in rounds:
             expected, others = list[int](), list[int]()
@@ -97,9 +101,23 @@ def check_mtp_drafts(siblings: Siblings | None = None) -> DecodeStats:
                     break
             assert (found.chain, found.others) == (expected, others), recipe.shape
     assert 0 < total.accepted < total.drafted
+    assert (total.cached_tokens > 0) == in_session
     return total
 
 
 def check_mtp_siblings() -> DecodeStats:
     """Check the same with siblings of unsure tokens."""
     return check_mtp_drafts(Siblings(below=0.9, most=3))
+
+
+def check_mtp_turns() -> DecodeStats:
+    """Check that later turns of a chat are drafted as if no K/V were reused."""
+    return check_mtp_drafts(in_session=True)
+
+
+def _list_turns(full: FullModel) -> list[list[int]]:
+    turns, text = list[list[int]](), list[int]()
+    for prompt in PROMPTS[:3]:
+        turns.append([*text, *prompt])
+        text = [*turns[-1], *full.greedy(turns[-1], TOKENS)]
+    return turns

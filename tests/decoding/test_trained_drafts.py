@@ -34,10 +34,10 @@ from skipsearch.decoding import Decoder
 from skipsearch.drafters.clasp.spec import CLaSp
 from skipsearch.drafters.exits import make_exit
 from skipsearch.drafters.lookup.spec import Lookup
-from skipsearch.models import adapt
+from skipsearch.models import ModelAdapter, adapt
 
 from .adapted_checks import check_adapted, check_adapted_drafts, check_adapted_sampling
-from .checks import FEW_TOKENS, PROMPTS, assert_partly_accepted
+from .checks import FEW_TOKENS, PROMPTS, Drafting, assert_partly_accepted
 from .kangaroo_checks import (
     check_kangaroo_drafts,
     check_kangaroo_passes,
@@ -45,7 +45,8 @@ from .kangaroo_checks import (
     check_kangaroo_siblings,
     check_kangaroo_side_by_side,
 )
-from .mtp_checks import check_mtp_drafts, check_mtp_siblings
+from .mtp_checks import check_mtp_drafts, check_mtp_siblings, check_mtp_turns
+from .prefix_checks import check_prefixes
 from .s3d_checks import (
     TREE,
     check_s3d_drafts,
@@ -76,6 +77,7 @@ CHECKS = (
     check_kangaroo_committed,
     check_mtp_drafts,
     check_mtp_siblings,
+    check_mtp_turns,
     check_mtp_committed,
     check_s3d_drafts,
     check_s3d_restricted,
@@ -294,6 +296,17 @@ def test_a_prompt_that_goes_on_from_the_last_one_drafts_as_if_it_were_the_first(
         )
         prompt += [*found.tokens, 5]
     assert found.stats.cached_tokens
+
+
+@dataclass(frozen=True)
+class HeadDrafting(Drafting):
+    def decoder(self, model: ModelAdapter) -> Decoder:
+        recipe = Recipe((Lookup(min_match=1, draft_length=3), small_mtp(0.1, 4)))
+        return Decoder(model, recipe, module_folders=[module_folder()])
+
+
+def test_any_chat_that_a_head_drafts_gets_the_answers_of_a_fresh_decoder(engine: str) -> None:
+    assert_partly_accepted(check_prefixes(drafting=HeadDrafting()))
 
 
 def test_what_kangaroo_reads_of_the_verify_pass_is_no_choosing_of_masks() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -38,6 +40,38 @@ def make_mtp_drafter(spec: Mtp, model: ModelAdapter, folders: Sequence[Path]) ->
     return draft_with(drafter, head.adapter, Reading(vocabulary=spec.vocabulary))
 
 
+@dataclass
+class HeadText:
+    """What a draft head has read of the text in a cache of the full model, with which it stays.
+
+    A row of the head reads the hidden state of a token and the token after it.
+    """
+
+    cache: KVCache  # the K/V of the rows
+    row_ends: list[int] = field(default_factory=list)  # first tokens of the text that a row reads
+    # Hidden states that are not read yet: (position of the first token, [1, tokens, H]).
+    unread: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    def keep(self, n_tokens: int) -> None:
+        """Forget everything that depends on tokens of the text after the first `n_tokens`."""
+        del self.row_ends[bisect_right(self.row_ends, n_tokens) :]
+        parts = ((first, hidden[:, : n_tokens - first]) for first, hidden in self.unread)
+        self.unread = [(first, hidden) for first, hidden in parts if first < n_tokens]
+
+    @property
+    def nbytes(self) -> int:
+        states = sum(hidden.numel() * hidden.element_size() for _, hidden in self.unread)
+        return self.cache.nbytes + states
+
+    def reset(self) -> None:
+        self.keep(0)
+        self.cache.reset()
+
+    def shrink(self, slots: int) -> None:
+        del self.row_ends[slots:]
+        self.cache.shrink(slots)
+
+
 class MtpDrafter:
     """A drafter that runs a draft head. The model of its context is the head's adapter."""
 
@@ -49,23 +83,21 @@ class MtpDrafter:
 
 
 class MtpSession(TokenwiseSession):
-    """A session that drafts one request, with a cache of its own for the head's K/V.
+    """A session that drafts one request with a draft head.
 
-    Row i of the head reads the hidden state of token i and token i + 1, and is in slot i. Hidden
-    states of committed tokens are captured from the prefill and from verify passes, whichever
-    drafter drafted them. The head reads them at the next draft, and then writes over the K/V that
-    an earlier draft left in these slots.
+    Hidden states of committed tokens are captured from the prefill and from verify passes,
+    whichever drafter drafted them. The head reads them at the next draft, and then writes over the
+    K/V that an earlier draft left in these slots. What it has read of a text is used again by the
+    next request that begins with this text.
     """
 
     observes_hidden = observes_last_hidden_only = True
-    cache: KVCache
+    text: HeadText
 
     def __init__(self, head: DraftHead, exit_policy: SharedExit, siblings: Siblings | None):
         super().__init__(exit_policy, siblings)
         self.head = head
         self._tapped: list[Tensor] = []  # [1, rows, H], of the current pass
-        self._unread: list[Tensor] = []  # [1, rows, H], of committed tokens after those in `cache`
-        self._n_read = 0  # slots of `cache` with the rows of committed tokens
 
     def tap(
         self, model: ModelAdapter, cache: KVCache, plan: PassPlan, n_rows: int
@@ -73,25 +105,30 @@ class MtpSession(TokenwiseSession):
         return LayerInputTap(model.spec.n_layers, n_rows, self._tapped)
 
     def begin(self, ctx: DecodeContext) -> None:
-        self.cache = self.head.new_cache(ctx.cache.capacity)
-        self._unread = [self._take_tapped()]
+        tapped, text = self._take_tapped(), ctx.cache.companions.get(self.head)
+        if not isinstance(text, HeadText):
+            text = HeadText(self.head.new_cache(ctx.cache.capacity))
+            ctx.cache.companions[self.head] = text
+        text.keep(ctx.cache.length - tapped.shape[1])
+        self.text = text
+        self._add_unread(ctx, tapped)
 
     def committed(self, ctx: DecodeContext, accepted_rows: Sequence[int]) -> None:
-        self._unread.append(self._take_tapped()[:, [0, *accepted_rows]])
+        self._add_unread(ctx, self._take_tapped()[:, [0, *accepted_rows]])
 
     def draft(self, ctx: DecodeContext, max_tokens: int) -> Draft | None:
-        hidden, following, plan = self._take_committed(ctx)
-        state = hidden
+        hidden, following, plan = self._take_unread(ctx)
+        n_rows, cache, state = len(self.text.row_ends), self.text.cache, hidden
 
         def score_token(
             token: Tensor, n: int, sampler: TokenSampler, with_confidence: bool
         ) -> DraftScores:
             nonlocal state
             if n == 0:
-                state = self.head.run(hidden, following, self.cache, plan)[:, -1:]
+                state = self.head.run(hidden, following, cache, plan)[:, -1:]
             else:
-                step = ctx.planner.plan_chain(self._n_read + n - 1, 1)
-                state = self.head.run(state, token, self.cache, step)
+                step = ctx.planner.plan_chain(n_rows + n - 1, 1)
+                state = self.head.run(state, token, cache, step)
             logits = self.head.compute_logits(ctx.model, state)[:, -1]
             return sampler.score(logits, with_confidence)
 
@@ -99,23 +136,30 @@ class MtpSession(TokenwiseSession):
             if self.head.runner is None:
                 return None
             return self.head.runner.run_chain(
-                ctx.model, hidden, following, self.cache, plan, sampler, max_tokens, threshold
+                ctx.model, hidden, following, cache, plan, sampler, max_tokens, threshold
             )
 
         return self._draft_tokens(ctx, max_tokens, score_token, score_chain)
 
-    def _take_committed(self, ctx: DecodeContext) -> tuple[Tensor, Tensor, PassPlan]:
-        """Return the rows of committed tokens that the head has not read, and count them as read.
+    def _take_unread(self, ctx: DecodeContext) -> tuple[Tensor, Tensor, PassPlan]:
+        """Return the rows that the head has not read, and count them as read.
 
         Returns: hidden states [1, R, H], the token after each [1, R], and the plan of their pass.
-        If earlier tokens were in the model's cache already, no pass showed their hidden states, and
-        the head's text begins after them.
+        The rows of tokens whose hidden states no pass has shown are missing: those of K/V that
+        another process computed.
         """
-        hidden, self._unread = torch.cat(self._unread, dim=1), []
-        n_rows = hidden.shape[1]
-        plan = ctx.planner.plan_chain(self._n_read, n_rows)
-        self._n_read += n_rows
-        return hidden, ctx.pending.new_tensor([ctx.history[-n_rows:]]), plan
+        text, unread = self.text, self.text.unread
+        hidden = torch.cat([states for _, states in unread], dim=1)
+        ends = [first + i + 2 for first, states in unread for i in range(states.shape[1])]
+        plan = ctx.planner.plan_chain(len(text.row_ends), len(ends))
+        text.row_ends += ends
+        text.unread = []
+        following = [ctx.history[end - 1] for end in ends]
+        return hidden, ctx.pending.new_tensor([following]), plan
+
+    def _add_unread(self, ctx: DecodeContext, hidden: Tensor) -> None:
+        """Add the hidden states of the last committed tokens, [1, R, H]."""
+        self.text.unread.append((ctx.cache.length - hidden.shape[1], hidden))
 
     def _take_tapped(self) -> Tensor:
         """Return what the head reads of the latest pass, [1, rows, H], and forget the pass."""

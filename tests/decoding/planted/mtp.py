@@ -12,7 +12,7 @@ from skipsearch.drafters.mtp.session import MtpSession
 from skipsearch.drafters.mtp.weights import TrainedHead
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
-from ..mtp_checks import check_mtp_drafts
+from ..mtp_checks import check_mtp_drafts, check_mtp_turns
 from .register import caught_by, planted
 
 
@@ -20,17 +20,17 @@ from .register import caught_by, planted
 def state_of_a_rejected_token(real, self, ctx, accepted_rows):
     """The head reads the first rows of a verify pass, rejected tokens included."""
     states = torch.cat(self._tapped, dim=1)
-    self._unread.append(states[:, -1 - len(accepted_rows) :])
+    self._add_unread(ctx, states[:, -1 - len(accepted_rows) :])
     self._tapped = []
 
 
-@planted(check_mtp_drafts, MtpSession, "_take_committed")
+@planted(check_mtp_drafts, MtpSession, "_take_unread")
 def drafts_own_rows_stay(real, self, ctx):
     """The head's K/V of a draft, rejected tokens included, are taken for those of the text."""
-    n_stale = min(max(0, self._n_drafted - 1), sum(t.shape[1] for t in self._unread) - 1)
-    states = torch.cat(self._unread, dim=1)
-    self._unread = [states[:, n_stale:]]
-    self._n_read += n_stale
+    (first, states), *later = self.text.unread
+    n_stale = min(max(0, self._n_drafted - 1), states.shape[1] - (not later))
+    self.text.unread = [(first + n_stale, states[:, n_stale:]), *later]
+    self.text.row_ends += range(first + 2, first + 2 + n_stale)
     return real(self, ctx)
 
 
@@ -54,8 +54,23 @@ def state_of_another_step() -> Iterator[None]:
         yield
 
 
-@planted(check_mtp_drafts, MtpSession, "_take_committed")
+@planted(check_mtp_drafts, MtpSession, "_take_unread")
 def token_of_another_step(real, self, ctx):
     """A row reads the embedding of its own token in place of the next one."""
     hidden, tokens, plan = real(self, ctx)
     return hidden, tokens.roll(1, dims=1), plan
+
+
+@planted(check_mtp_turns, MtpSession, "begin")
+def text_begins_at_each_turn(real, self, ctx):
+    """A turn's first row follows no row of the text before it."""
+    ctx.cache.companions.clear()
+    return real(self, ctx)
+
+
+@planted(check_mtp_turns, MtpSession, "begin")
+def states_of_the_last_turn_are_lost(real, self, ctx):
+    """The states that no draft of the last turn read are forgotten at its end."""
+    for text in ctx.cache.companions.values():
+        text.unread = []
+    return real(self, ctx)
