@@ -202,7 +202,7 @@ def mtp(
 
         return plan_mtp(adapter, corpus, vocabulary, draft_tokens, on_event, init_from)
 
-    run_training(plan, "mtp", model, out, text, options, init_from, draft_tokens)
+    run_training(plan, "mtp", model, out, text, options, init_from, draft_tokens, options.bits)
 
 
 def _mask_from_profile(profile: Path | None) -> SkipMask | None:

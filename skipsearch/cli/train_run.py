@@ -150,6 +150,13 @@ class HeadOptions(RunOptions):
         ),
     ] = None
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3
+    bits: Annotated[
+        int | None,
+        typer.Option(
+            help="Bits of a weight in the module's file: 4, 5 or 8. Default: 16, or 32 if the "
+            "model's weights have as many."
+        ),
+    ] = None
 
 
 def run_training(
@@ -161,12 +168,13 @@ def run_training(
     options: RunOptions,
     init_from: Path | None,
     head_draft_tokens: int | None = None,
+    bits: int | None = None,
 ) -> None:
     """Train the draft that `make_plan` plans, and print its figures and the next command.
 
     kind: of the module that is trained. model: as for `--model`. folder: for the module.
     init_from: the module to continue from; None: a new one. head_draft_tokens: of a draft head;
-    None: the draft is of another kind.
+    None: the draft is of another kind. bits: of a weight in the module's file; None: 16 or 32.
 
     Raises: BadParameter, ModelError, ModuleError, TaskError, SearchError.
     """
@@ -180,6 +188,7 @@ def run_training(
     )
     from skipsearch.cli.consoles import err, out, print_json
     from skipsearch.cli.train_view import TrainView
+    from skipsearch.drafters.trained.card import BLOCKS_BY_BITS
     from skipsearch.drafters.trained.module_weights import check_card
     from skipsearch.tasks import load_task
     from skipsearch.training.corpus import read_corpus
@@ -188,6 +197,7 @@ def run_training(
     from skipsearch.training.trainer import TrainSettings
     from skipsearch.tuning.settings import parse_duration
 
+    require_usage(bits in (None, *BLOCKS_BY_BITS), f"--bits {bits} is none of 4, 5 and 8")
     task = load_task(texts.task) if texts.task else None
     sampled = task.sampling.temperature if task else 0.0
     settings = with_limits(
@@ -244,6 +254,7 @@ def run_training(
             options.extra_memory,
             view,
             options.force and not head_draft_tokens,
+            BLOCKS_BY_BITS.get(bits) if bits else None,
         )
     before, after = result.alpha
     following = f"skipsearch tune --model {model} --task {texts.task or 'TASK'} --modules {folder}"

@@ -29,14 +29,16 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Vocabulary
 from skipsearch.core.sizes import parse_bytes
 from skipsearch.drafters.s3d.weights import MASK_EMBEDDINGS
-from skipsearch.drafters.trained.card import ModuleCard, TrainingRecord
+from skipsearch.drafters.trained.card import BlockFormat, ModuleCard, TrainingRecord
 from skipsearch.drafters.trained.module_files import hash_module_file, make_reference
 from skipsearch.drafters.trained.module_weights import (
     apply_module,
     check_card,
     load_module,
     make_base,
+    pack_matrices,
     save_module,
+    unpack_matrices,
 )
 from skipsearch.engine.native import NativeAdapter
 from skipsearch.errors import ModuleError, SearchError
@@ -411,11 +413,12 @@ def train(
     extra_memory: str = "25%",
     on_event: TrainListener = lambda event: None,
     restart: bool = False,
+    blocks: BlockFormat | None = None,
 ) -> TrainingResult:
     """Train a draft, and write it to a folder as a module.
 
-    restart: discard an interrupted training in this folder instead of resuming it. Raises:
-    ModuleError."""
+    restart: discard an interrupted training in this folder instead of resuming it. blocks: the
+    format of the module's matrices; None: as they are trained. Raises: ModuleError."""
     student = plan.student
     model = student.model
     if student.extra_bytes > parse_memory_limit(extra_memory, model.weight_bytes):
@@ -437,6 +440,10 @@ def train(
         )
     )
     trainer.run(checkpoint, on_event)
+    tensors = trainer.export_tensors()
+    if blocks is not None:
+        tensors = pack_matrices(tensors, blocks)
+        trainer.load_tensors(unpack_matrices(tensors, blocks))
     text, earlier = corpus.description, None
     n_read = trainer.tokens_read if corpus.features is None else corpus.features.n_tokens
     if plan.start is not None:
@@ -463,10 +470,10 @@ def train(
                 "or a lower --learning-rate"
             )
         )
-    card = ModuleCard(**student.card, base=make_base(model.spec), trained=trained)
+    card = ModuleCard(**student.card, base=make_base(model.spec), blocks=blocks, trained=trained)
     _report_depths(student, corpus, "after", on_event)
     path = out / student.file_name
-    save_module(path, card, trainer.export_tensors())
+    save_module(path, card, tensors)
     checkpoint.unlink(missing_ok=True)
     remove_features(out)
     on_event(StageStarted("replaying text that was kept aside"))

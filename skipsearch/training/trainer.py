@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -236,11 +236,19 @@ class Trainer:
     def export_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a module by name.
 
-        They are bfloat16 if the model's passes are in 16 bits. Otherwise, they have the model's
-        dtype.
+        They are bfloat16 if the model's passes are in 16 bits or its weights are quantised.
+        Otherwise, they have the model's dtype.
         """
-        dtype = torch.bfloat16 if is_half(self.student.model) else self.student.model.spec.dtype
+        spec = self.student.model.spec
+        has_few_bits = is_half(self.student.model) or spec.quantization is not None
+        dtype = torch.bfloat16 if has_few_bits else spec.dtype
         return {name: parameter.detach().to(dtype) for name, parameter in self.parameters.items()}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the values of all parameters."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensors[name])
 
     def save_checkpoint(self, path: Path) -> None:
         """Write a checkpoint atomically. Raises: ModuleError."""
@@ -283,9 +291,7 @@ class Trainer:
                 "give its settings to go on, "
                 "another --out, or --force to start again"
             )
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(state["parameters"][name])
+        self.load_tensors(state["parameters"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.n_steps, self.seconds, self.n_rows = state["done"], state["seconds"], state["rows"]
         self.loss, self.agreement = state["loss"], state["agreement"]

@@ -17,13 +17,14 @@ from safetensors.torch import save_file
 
 from skipsearch.core.schema_types import ModuleRef
 from skipsearch.drafters.trained import module_files
+from skipsearch.drafters.trained.card import BLOCK_BYTES, BlockFormat
 from skipsearch.drafters.trained.module_files import (
     find_module_file,
     list_modules,
     make_reference,
     read_module_header,
 )
-from skipsearch.drafters.trained.module_weights import load_module, save_module
+from skipsearch.drafters.trained.module_weights import load_module, pack_matrices, save_module
 from skipsearch.errors import ModuleError
 
 
@@ -43,6 +44,25 @@ def test_the_card_and_the_shapes_are_known_without_reading_a_tensor(path: Path) 
     assert header.card.mask == SMALL_MASK
     assert header.shapes["0.attn.run.q_proj.weight"] == (32, 32)
     assert make_reference(path, "modules/a.safetensors").parameters == header.n_parameters
+
+
+@pytest.mark.parametrize("blocks", BLOCK_BYTES)
+def test_matrices_are_stored_in_the_blocks_that_the_card_names(
+    blocks: BlockFormat, tmp_path: Path
+) -> None:
+    model, _ = tiny_model_and_reference()
+    tensors = noisy_copies(model, SMALL_MASK, 0.1) | {"odd": torch.ones(3, 31)}
+    card = make_card(model, SMALL_MASK).model_copy(update={"blocks": blocks})
+    save_module(tmp_path / "a.safetensors", card, pack_matrices(tensors, blocks))
+    _, stored = load_module(tmp_path / "a.safetensors")
+    assert read_module_header(tmp_path / "a.safetensors").shapes == {
+        name: tuple(tensor.shape) for name, tensor in tensors.items()
+    }
+    step = {"Q4_0": 1 / 8, "Q5_0": 1 / 16, "Q8_0": 1 / 127}[blocks]
+    for name, tensor in tensors.items():
+        error = (stored[name] - tensor).abs().max() if tensor.ndim == 2 else 0.0
+        assert error <= step * tensor.abs().max()
+        assert tensor.ndim == 2 or torch.equal(stored[name], tensor)
 
 
 def test_equal_modules_are_equal_files(path: Path, tmp_path: Path) -> None:
@@ -103,6 +123,12 @@ def mangled(path: Path, change: str) -> Path:
         case "another safetensors file":
             save_file({"w": torch.ones(3)}, path, {"format": "pt"})
             content = path.read_bytes()
+        case "half a block" | "blocks that the card does not name":
+            card = json.loads(header["__metadata__"][module_files.CARD_KEY])
+            card |= {"blocks": "Q8_0"} if change == "half a block" else {}
+            stored = torch.zeros(3, 34 + 17 * (change == "half a block"), dtype=torch.uint8)
+            save_file({"w": stored}, path, {module_files.CARD_KEY: json.dumps(card)})
+            content = path.read_bytes()
         case "no card" | "a card of another kind" | "a card that skips all":
             card = json.loads(header["__metadata__"][module_files.CARD_KEY])
             card |= {
@@ -130,6 +156,8 @@ CHANGES = (
     "nested",
     "integers",
     "another safetensors file",
+    "half a block",
+    "blocks that the card does not name",
     "no card",
     "a card of another kind",
     "a card that skips all",

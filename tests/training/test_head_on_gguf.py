@@ -21,14 +21,20 @@ from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits.fixed import Fixed
 from skipsearch.drafters.mtp.spec import Mtp
 from skipsearch.drafters.mtp.weights import build_draft_head, plan_depth
-from skipsearch.drafters.trained.card import ModuleCard
+from skipsearch.drafters.trained.card import BlockFormat, ModuleCard
 from skipsearch.drafters.trained.module_files import make_reference, read_module_header
-from skipsearch.drafters.trained.module_weights import check_card, make_base
+from skipsearch.drafters.trained.module_weights import check_card, load_module, make_base
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.models import ModelAdapter
 from skipsearch.training import draft_head_student, head_text
 from skipsearch.training.draft_head_student import DraftHeadStudent, run_full_model
-from skipsearch.training.driver import CHECKPOINT, collect_head_corpus, plan_mtp, train
+from skipsearch.training.driver import (
+    CHECKPOINT,
+    collect_head_corpus,
+    measure_agreement,
+    plan_mtp,
+    train,
+)
 from skipsearch.training.feature_file import FEATURES, FeatureFile
 from skipsearch.training.head_text import HeadRequests
 from skipsearch.training.trainer import Trainer, TrainSettings
@@ -84,13 +90,26 @@ def test_a_layer_of_experts_has_no_copy(tmp_path: Path) -> None:
         DraftHeadStudent(load(tmp_path / "m.gguf"), None)
 
 
-def test_a_trained_head_drafts_for_its_file_without_changing_a_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("blocks", "bits"), [(None, 16), ("Q5_0", 5.5)])
+def test_a_trained_head_drafts_for_its_file_without_changing_a_token(
+    blocks: BlockFormat | None, bits: float, tmp_path: Path
+) -> None:
     model, out = model_here(tmp_path), tmp_path / "m"
     corpus, settings = collect_head_corpus(model, requests_of(model), out, SETTINGS, 2000)
     plan = plan_mtp(model, corpus, 48)
-    result = train(plan, corpus, out, settings, "900%")
+    result = train(plan, corpus, out, settings, "900%", blocks=blocks)
     assert [path.name for path in out.iterdir()] == [result.path.name], "features are gone"
-    card = read_module_header(result.path).card
+    header = read_module_header(result.path)
+    tensors, card = load_module(result.path)[1], header.card
+    shapes = {name: tuple(p.shape) for name, p in plan.student.parameters.items()}
+    assert header.shapes == shapes == {name: tuple(t.shape) for name, t in tensors.items()}
+    n_values = sum(t.numel() for t in tensors.values())
+    assert result.path.stat().st_size < bits / 8 * n_values + 8000
+    # What is said of the module is measured on the values of the file.
+    assert card.trained.after == measure_agreement(plan.student, corpus)
+    if blocks is not None:
+        for name, parameter in plan.student.parameters.items():
+            torch.testing.assert_close(parameter.detach(), tensors[name].float())
     assert card.base.quantization == "gguf-q4_1"
     assert card.trained.steps == SETTINGS.steps
     for weights in ("stored", "int8"):

@@ -78,6 +78,10 @@ FORMS = {
     "s3d": ("embeddings", "lora"),
     "mtp": ("layer",),
 }
+BlockFormat = Literal["Q4_0", "Q5_0", "Q8_0"]
+BLOCK_VALUES = 32
+BLOCK_BYTES: dict[BlockFormat, int] = {"Q4_0": 18, "Q5_0": 22, "Q8_0": 34}
+BLOCKS_BY_BITS: dict[int, BlockFormat] = {4: "Q4_0", 5: "Q5_0", 8: "Q8_0"}
 ExitLayer = Annotated[int, Field(ge=1, le=1023)]
 
 
@@ -104,6 +108,11 @@ class ModuleCard(FrozenModel):
         default=None,
         exclude_if=is_none,
         description="of `mtp`: the tokens that the head was trained to draft; left out: all",
+    )
+    blocks: BlockFormat | None = Field(
+        default=None,
+        exclude_if=is_none,
+        description="the format of GGUF in which the file has matrices; left out: as numbers",
     )
     trained: TrainingRecord
 

@@ -19,13 +19,14 @@ from safetensors import SafetensorError, safe_open
 
 from skipsearch.core.files import IrregularFileError, open_regular
 from skipsearch.core.schema_types import ModuleRef
-from skipsearch.drafters.trained.card import ModuleCard
+from skipsearch.drafters.trained.card import BLOCK_BYTES, BLOCK_VALUES, ModuleCard
 from skipsearch.errors import ModuleError
 
 MAX_FILE_BYTES = 4 * 2**30
 MAX_HEADER_BYTES = 4 * 2**20  # safetensors reads 100 MB, which takes 20 s
 MAX_TENSORS = 20_000
 FLOATS = {"F64", "F32", "F16", "BF16"}
+BYTES = "U8"  # of blocks
 # The metadata have no other key, so that equal modules are equal files.
 CARD_KEY = "skipsearch-module-1"
 WAY_OUT = "get the file again from where it came, or train one: skipsearch train --help"
@@ -106,8 +107,6 @@ def read_module_header(path: Path, name: str | None = None) -> ModuleHeader:
             slices = {key: stored.get_slice(key) for key in names}
     except SafetensorError:  # its text may quote the file
         raise ModuleError(f"{name}: {_describe_problem(start)}") from None
-    if not slices or not FLOATS.issuperset(entry.get_dtype() for entry in slices.values()):
-        raise ModuleError(f"{name}: it holds what no module has, or no tensor; {WAY_OUT}")
     if CARD_KEY not in metadata:
         raise ModuleError(
             f"{name}: this is a safetensors file, but no module of skipsearch: its header has no "
@@ -119,7 +118,26 @@ def read_module_header(path: Path, name: str | None = None) -> ModuleHeader:
         raise ModuleError(
             f"{name}: its card cannot be read ({_first_error(error)}); {WAY_OUT}"
         ) from None
-    return ModuleHeader(card, {key: tuple(entry.get_shape()) for key, entry in slices.items()})
+    shapes = dict[str, tuple[int, ...]]()
+    for key, entry in slices.items():
+        shape = _read_shape(card, entry.get_dtype(), tuple(entry.get_shape()))
+        if shape is not None:
+            shapes[key] = shape
+    if not shapes or len(shapes) < len(slices):
+        raise ModuleError(f"{name}: it holds what no module has, or no tensor; {WAY_OUT}")
+    return ModuleHeader(card, shapes)
+
+
+def _read_shape(
+    card: ModuleCard, number_format: str, stored: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Return the shape of a tensor's values; None: no module has such a tensor."""
+    if number_format in FLOATS:
+        return stored
+    if number_format != BYTES or card.blocks is None or len(stored) != 2:
+        return None
+    n_blocks, rest = divmod(stored[1], BLOCK_BYTES[card.blocks])
+    return None if rest else (stored[0], n_blocks * BLOCK_VALUES)
 
 
 def list_modules(folder: Path) -> Iterator[Path]:

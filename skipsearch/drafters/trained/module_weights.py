@@ -15,7 +15,13 @@ from torch import Tensor
 
 from skipsearch.core.files import write_atomically
 from skipsearch.core.schema_types import ModuleRef
-from skipsearch.drafters.trained.card import ModuleCard, TrainedFor
+from skipsearch.drafters.trained.card import (
+    BLOCK_BYTES,
+    BLOCK_VALUES,
+    BlockFormat,
+    ModuleCard,
+    TrainedFor,
+)
 from skipsearch.drafters.trained.module_files import (
     CARD_KEY,
     MAX_FILE_BYTES,
@@ -27,6 +33,7 @@ from skipsearch.engine.on_same_engine import base_adapter, overlay_weights
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.models import weight_overlay
 from skipsearch.models.adapter import ModelAdapter, ModelSpec
+from skipsearch.models.loading.gguf_file import to_float32
 
 # Suffixes of the two factors of a low-rank update, after the name of the weight.
 DOWN_SUFFIX, UP_SUFFIX = ":down", ":up"
@@ -58,6 +65,7 @@ def load_module(path: Path) -> tuple[ModuleCard, dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in header.shapes}
+        tensors = unpack_matrices(tensors, header.card.blocks)
     except (SafetensorError, OSError, RuntimeError) as error:
         raise ModuleError(
             f"{path}: it cannot be read ({str(error).splitlines()[0][:120]}); {WAY_OUT}"
@@ -71,6 +79,43 @@ def load_module(path: Path) -> tuple[ModuleCard, dict[str, Tensor]]:
             f"training went wrong; {WAY_OUT}"
         )
     return header.card, tensors
+
+
+def pack_matrices(tensors: Mapping[str, Tensor], blocks: BlockFormat) -> dict[str, Tensor]:
+    """Return tensors as a module stores them: matrices in blocks, if their rows are whole blocks.
+
+    A matrix [out, in] becomes bytes, [out, in / 32 · bytes of a block].
+    """
+    return {
+        name: _pack(tensor, blocks)
+        if tensor.ndim == 2 and not tensor.shape[1] % BLOCK_VALUES
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def unpack_matrices(tensors: Mapping[str, Tensor], blocks: BlockFormat | None) -> dict[str, Tensor]:
+    """Return the values of tensors that `pack_matrices` returned; matrices are float32."""
+    if blocks is None:
+        return dict(tensors)
+    kind = blocks.lower()
+    return {
+        name: to_float32(
+            tensor.numpy(),
+            kind,
+            (len(tensor), tensor.shape[1] // BLOCK_BYTES[blocks] * BLOCK_VALUES),
+        )
+        if tensor.dtype == torch.uint8
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _pack(matrix: Tensor, blocks: BlockFormat) -> Tensor:
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[blocks]
+    return torch.from_numpy(gguf.quants.quantize(matrix.detach().cpu().float().numpy(), kind))
 
 
 def load_referenced(
