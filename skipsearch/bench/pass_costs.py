@@ -18,6 +18,7 @@ from skipsearch.engine.reduced_model import (
 )
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.timing.latency import measure_costs
+from skipsearch.timing.read_rate import measure_read_rate
 from skipsearch.timing.reading_costs import SMALL_HEAD_ROWS, measure_format_costs
 
 MAX_ROWS = 16
@@ -33,6 +34,8 @@ class CostRow:
     v: times of passes over 2 … 16 tokens over that of a plain pass.
     beta_formats: time of a draft step with nothing skipped over that of a plain pass, by number
     format and rows of the head: `int8`, `int8, 1024 tokens`.
+    read_rate: bytes of weights that a plain pass reads per second; None for llama.cpp.
+    read_ceiling: bytes per second that a loop over memory reads, measured right after the passes.
     """
 
     engine: str
@@ -42,6 +45,8 @@ class CostRow:
     beta_half: float | None
     v: tuple[float, ...]
     beta_formats: dict[str, float] = field(default_factory=dict)
+    read_rate: float | None = None
+    read_ceiling: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -69,6 +74,8 @@ def measure_cost_table(models: Sequence[ModelAdapter], context: int) -> list[Cos
                 half / one,
                 tuple(x / one for x in costs.verify[1:]),
                 _measure_formats(model, context),
+                model.read_bytes / one,
+                measure_read_rate(model.spec.device),
             )
         )
     return rows

@@ -146,6 +146,12 @@ def print_costs(console: Terminal, rows: Sequence[CostRow]) -> None:
         style="dim",
     )
     for r in rows:
+        if r.read_rate and r.read_ceiling:
+            console.print(
+                f"memory, {r.engine}, context {r.context}: a plain pass reads weights at "
+                f"{r.read_rate / 1e9:.1f} GB/s, {100 * r.read_rate / r.read_ceiling:.0f} % of the "
+                f"{r.read_ceiling / 1e9:.1f} GB/s of a loop that only reads"
+            )
         if r.beta_formats:
             betas = "; ".join(f"{name} {beta:.2f}" for name, beta in r.beta_formats.items())
             console.print(f"β of drafts that read less, {r.engine}, context {r.context}: {betas}")

@@ -85,6 +85,23 @@ def _check_machine() -> str:
     ).description
 
 
+def _check_read_rate() -> str:
+    """Return how fast the machine reads its memory."""
+    if _is_busy():
+        return "not timed, because other programs keep the cores busy"
+    import torch
+
+    from skipsearch.timing.read_rate import measure_read_rate
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    threads = "" if device.type == "cuda" else f" on {torch.get_num_threads()} threads"
+    rate = measure_read_rate(device)
+    return (
+        f"a loop reads {rate / 1e9:.1f} GB/s{threads}, so plain decoding of a model of 1 GB gives "
+        f"at most {rate / 1e9:.0f} tokens a second"
+    )
+
+
 def _check_load() -> str:
     import os
 
@@ -187,6 +204,7 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "machine": _check_machine,
     "load": _check_load,
     "free": _check_memory,
+    "memory speed": _check_read_rate,
     "quantization": _check_quantization,
     "embedded model": _check_demo,
     "draft formats": _check_draft_formats,

@@ -278,6 +278,7 @@ def test_bench_of_random_weights_says_so_and_shows_costs_and_contexts(capsys, mo
         (n, engine) for n in (16, 64, 128) for engine in ("lean", "hf")
     ]
     assert all(len(row["v"]) == 15 for row in answer["costs"])
+    assert all(row["read_rate"] > 0 and row["read_ceiling"] > 0 for row in answer["costs"])
     assert [row["system"] for row in answer["rows"]] == ["plain", "skip", "plain@hf", "hf-generate"]
     assert all(sorted(row["by_context"]) == ["16", "64"] for row in answer["rows"])
     assert all(row["identical"] == 2 for row in answer["rows"])
