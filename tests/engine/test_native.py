@@ -473,12 +473,15 @@ def test_no_weight_is_held_twice() -> None:
 
 # --- building
 
+X86_SETS = {"avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16"}
+
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A process that has loaded nothing, and an empty cache folder."""
     monkeypatch.setenv("SKIPSEARCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(building, "_loaded", {})
+    monkeypatch.setattr(building, "SHIPPED", tmp_path / "shipped")
     return tmp_path / "compiled"
 
 
@@ -508,6 +511,30 @@ def test_what_is_built_once_is_loaded_the_next_time(
     monkeypatch.setattr(building, "compile_library", lambda *_: b"code")
     building.load_or_build()
     assert next(elsewhere.iterdir()).read_bytes().endswith(b"code")
+
+
+def test_a_library_that_the_wheel_brought_needs_no_compiler(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "load_library", lambda code, instructions: code)
+    monkeypatch.setattr(building, "compile_library", lambda name: f"code for {name}".encode())
+    building.ship_libraries(building.SHIPPED)
+    monkeypatch.setattr(building, "compile_library", never)
+    best = f"code for {building.best_instruction_set()}".encode()
+    for load in (building.load_or_build, cached_library):
+        monkeypatch.setattr(building, "_loaded", {})
+        assert load() == best
+    assert not elsewhere.exists()
+
+
+@pytest.mark.parametrize(("machine", "others"), [("x86_64", {"neon"}), ("aarch64", X86_SETS)])
+def test_a_wheel_brings_every_set_of_its_processors(
+    machine: str, others: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building.platform, "machine", lambda: machine)
+    monkeypatch.setattr(building, "compile_library", str.encode)
+    shipped = {path.read_bytes().decode() for path in building.ship_libraries(tmp_path / "new")}
+    assert shipped == set(building.INSTRUCTION_SETS) - others
 
 
 @pytest.mark.parametrize(

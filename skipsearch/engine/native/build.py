@@ -1,4 +1,7 @@
-"""Build the native library from src/ on first use, store it, and load it in later processes."""
+"""Build the native library from src/ on first use, store it, and load it in later processes.
+
+A wheel for one system brings the library for every instruction set of its processors.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ from skipsearch.errors import ModelError
 BuildProgress = Callable[[int, int], None]
 
 SOURCES = Path(__file__).parent / "src"
+SHIPPED = Path(__file__).parent / "compiled"  # of a wheel for one system
 FLAGS = (
     "-std=c++20",
     "-O3",
@@ -36,6 +40,7 @@ FLAGS = (
     "-fPIC",
     "-fvisibility=hidden",
 )
+X86_MACHINES = ("x86_64", "AMD64")
 AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
 AVX512_BF16 = (*AVX512, "avx512vnni", "avx512bf16", "avx512vbmi")
@@ -70,7 +75,7 @@ class InstructionSet:
             .replace("avxvnni", "avx_vnni")
             for name in self.x86
         }
-        if machine in ("x86_64", "AMD64"):
+        if machine in X86_MACHINES:
             return not self.arm and names <= cpu_flags
         return not self.x86 and cpu_flags.issuperset(self.arm)
 
@@ -200,26 +205,32 @@ def load_or_build(
     name = _cache_name(chosen)
     with _loading:
         if name not in _loaded:
-            try:
-                code_cache = open_code_cache()
-                code = code_cache.read(name)
-                library = None if code is None else load_library(code, chosen)
-            except OSError as error:
-                raise _cannot_store(cache_dir() / "compiled", error) from None
+            library = _load_shipped(name, chosen)
+            if library is None:
+                try:
+                    code_cache = open_code_cache()
+                    code = code_cache.read(name)
+                    library = None if code is None else load_library(code, chosen)
+                except OSError as error:
+                    raise _cannot_store(cache_dir() / "compiled", error) from None
             _loaded[name] = library or _build_and_store(name, chosen, code_cache, progress)
         return _loaded[name]
 
 
 def cached_library() -> NativeLibrary | None:
-    """Return the library if a process built it before, else None. Builds nothing."""
+    """Return the library if the wheel brought it or a process built it before, else None.
+
+    This builds nothing.
+    """
     chosen = best_instruction_set()
     name = _cache_name(chosen)
     with _loading:
         if name not in _loaded:
             try:
-                code_cache = existing_code_cache()
-                code = None if code_cache is None else code_cache.read(name)
-                library = None if code is None else load_library(code, chosen)
+                library = _load_shipped(name, chosen)
+                code_cache = existing_code_cache() if library is None else None
+                if code_cache is not None and (code := code_cache.read(name)) is not None:
+                    library = load_library(code, chosen)
             except (OSError, ModelError):
                 return None
             if library is None:
@@ -252,6 +263,35 @@ def _cache_name(instructions: str) -> str:
     # What Python expects counts too: a library that was compiled for other structs is not loaded.
     described = f"{options}{write_layout_checks()}".encode()
     return f"native-{instructions}-{hashlib.sha256(source + described).hexdigest()[:24]}"
+
+
+def _load_shipped(name: str, instructions: str) -> NativeLibrary | None:
+    """Load the library that the wheel brought; None if it brought none. Raises: ModelError."""
+    try:
+        code = (SHIPPED / f"{name}.so").read_bytes()
+    except OSError:
+        return None
+    return load_library(code, instructions)
+
+
+def ship_libraries(
+    folder: Path = SHIPPED, progress: Callable[[str], None] = lambda instructions: None
+) -> list[Path]:
+    """Compile the library for every instruction set of this machine's architecture.
+
+    A wheel that is built afterwards brings them. progress(instructions): before each set.
+    Raises: NoCompilerError; OSError.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    is_x86 = platform.machine() in X86_MACHINES
+    paths = list[Path]()
+    for name, instructions in INSTRUCTION_SETS.items():
+        if not (instructions.arm if is_x86 else instructions.x86):
+            progress(name)
+            paths.append(folder / f"{_cache_name(name)}.so")
+            paths[-1].write_bytes(compile_library(name))
+    return paths
 
 
 def _build_and_store(
