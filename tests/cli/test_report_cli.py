@@ -52,11 +52,7 @@ def test_help_starts_with_an_example(capsys: Any, monkeypatch: Any) -> None:
     status, out, _ = run(capsys, monkeypatch, "--help")
     assert status == 0
     body = [line.strip() for line in out.splitlines() if line.strip()]
-    assert (
-        body[1]
-        == "Example: skipsearch report --study my-profile.journal --profile my-profile.yaml --out "
-        "report.html"
-    )
+    assert body[1] == "Example: skipsearch report my-profile.yaml"
 
 
 def test_a_study_becomes_a_page_and_what_it_lacks_is_said(
@@ -76,10 +72,24 @@ def test_a_study_becomes_a_page_and_what_it_lacks_is_said(
 
 
 def test_a_profile_alone_becomes_a_page(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    assert run(capsys, monkeypatch, "--profile", PROFILE, "--out", tmp_path / "report.html")[0] == 0
+    assert run(capsys, monkeypatch, PROFILE, "--out", tmp_path / "report.html")[0] == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 3
     assert "1.337× (1.310–1.366)" in page
+
+
+def test_a_profile_is_drawn_with_the_journal_next_to_it_as_a_page_next_to_it(
+    journal: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    profile = tmp_path / "search.yaml"
+    profile.write_bytes(PROFILE.read_bytes())
+    assert run(capsys, monkeypatch, profile)[0] == 0
+    page = tmp_path / "search.html"
+    together = page.read_bytes()
+    assert run(capsys, monkeypatch, "--study", journal, "--force")[0] == 0
+    study_alone = page.read_bytes()
+    assert run(capsys, monkeypatch, profile, "--study", journal, "--force")[0] == 0
+    assert page.read_bytes() == together != study_alone
 
 
 def test_studies_and_a_profile_are_drawn_together_and_again_only_with_force(
@@ -88,7 +98,7 @@ def test_studies_and_a_profile_are_drawn_together_and_again_only_with_force(
     other = tmp_path / "other.journal"
     other.write_bytes(journal.read_bytes())
     out = tmp_path / "report.html"
-    arguments = cmd("--study {} --study {} --profile {} --out {}", journal, other, PROFILE, out)
+    arguments = cmd("{} --study {} --study {} --out {}", PROFILE, journal, other, out)
     assert run(capsys, monkeypatch, *arguments)[0] == 0
     first = out.read_bytes()
     status, told, err = run(capsys, monkeypatch, *arguments)
@@ -108,7 +118,7 @@ def test_a_full_disk_leaves_the_page_that_was_there(
     out = tmp_path / "report.html"
     out.write_text("the old page")
     monkeypatch.setattr(os, "fsync", full)
-    status, told, err = run(capsys, monkeypatch, "--profile", PROFILE, "--out", out, "--force")
+    status, told, err = run(capsys, monkeypatch, PROFILE, "--out", out, "--force")
     assert (status, told) == (1, "")
     assert (
         err == f"error: cannot write {out}: No space left on device; make room there, or choose "
@@ -123,7 +133,7 @@ def test_neither_a_study_nor_a_profile_is_a_wrong_call(
 ) -> None:
     status, _, err = run(capsys, monkeypatch, "--out", tmp_path / "report.html")
     assert status == 2
-    assert "give --study, --profile, or both" in err
+    assert "name a profile, or a search with --study" in err
 
 
 @pytest.mark.parametrize(
@@ -135,8 +145,8 @@ def test_neither_a_study_nor_a_profile_is_a_wrong_call(
         ),
         (["--study", str(PROFILE)], "is not the journal of a search"),
         (["--study", "{journal}", "--study", "{journal}"], "is named twice"),
-        (["--profile", "{tmp}/none.yaml"], "none.yaml"),
-        (["--profile", "{journal}"], "search.journal"),
+        (["{tmp}/none.yaml"], "none.yaml"),
+        (["{journal}"], "search.journal"),
         (["--study", "{journal}", "--out", "{tmp}"], "is a folder; name the file to write"),
         (
             ["--study", "{journal}", "--out", "{journal}", "--force"],
