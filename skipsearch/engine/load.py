@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +13,16 @@ from skipsearch import models
 from skipsearch.core.registry import unknown_name
 from skipsearch.engine import native
 from skipsearch.engine.engines import ENGINES, is_native_allowed, switch_engine, wrap_engine
-from skipsearch.errors import ModelError
+from skipsearch.errors import ModelError, UnpackedWeightsWarning
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.decompose import decompose_model
 from skipsearch.models.fused.fused_adapter import FusedFrom
 from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.gguf_file import list_parts
 from skipsearch.models.loading.gguf_model import find_gguf, is_gguf, open_gguf
+from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.loader import open_model, why_not_fused
-from skipsearch.models.loading.placement import pick_device, pick_dtype
+from skipsearch.models.loading.placement import in_gb, pick_device, pick_dtype
 from skipsearch.models.loading.quantize import (
     GGUF,
     NATIVE_QUANTIZATIONS,
@@ -29,6 +31,7 @@ from skipsearch.models.loading.quantize import (
     split_activations,
 )
 from skipsearch.models.loading.weight_files import hash_weight_files
+from skipsearch.models.stored_linear import list_stored_matrices
 
 
 def load_model(
@@ -169,10 +172,8 @@ def _load_gguf(
     if engine not in ("auto", "native") or place.type != "cpu":
         return wrap_engine(models.load_adapter(name, device, dtype, None, engine), engine, progress)
     number_format = pick_dtype(dtype, place)
-    if weight_cache is None:
-        return native.to_native_stored(open_gguf(name, number_format), activations, progress)
     paths = list_parts(find_gguf(name))
-    if all(part.is_file() for part in paths):
+    if weight_cache is not None and all(part.is_file() for part in paths):
         cached = weight_cache.load(
             hash_weight_files(paths),
             number_format,
@@ -181,14 +182,42 @@ def _load_gguf(
         )
         if cached is not None:
             return cached
+    loaded = open_gguf(name, number_format)
+    if (reason := why_not_fused(loaded.model, loaded.spec, loaded.family)) is not None:
+        if engine == "native":
+            raise ModelError(
+                f"the engine native cannot drive {loaded.spec.id}: {reason}; use --engine hf, "
+                "which unpacks its weights"
+            )
+        _warn_of_unpacking(loaded)
+        return models.load_adapter(name, device, dtype, None, engine)
+    if weight_cache is None:
+        return native.to_native_stored(loaded, activations, progress)
     with warnings.catch_warnings(record=True) as caught:
-        model = native.to_native_stored(open_gguf(name, number_format), activations, progress)
+        model = native.to_native_stored(loaded, activations, progress)
     for note in caught:
         warnings.warn_explicit(note.message, note.category, note.filename, note.lineno)
     weight_cache.store(
         model, [note.message for note in caught if isinstance(note.message, Warning)]
     )
     return model
+
+
+def _warn_of_unpacking(loaded: LoadedModel) -> None:
+    """Warn if weights take more memory on the engine hf than they take in their file."""
+    spec, matrices = loaded.spec, list_stored_matrices(loaded.model)
+    stored_bytes = sum(matrix.data.nbytes for matrix in matrices)
+    memory_bytes = sum(math.prod(matrix.shape) for matrix in matrices) * spec.dtype.itemsize
+    if memory_bytes <= stored_bytes:
+        return
+    warnings.warn(
+        UnpackedWeightsWarning(
+            f"{spec.id} is run by the engine hf, since {spec.family} models have no kernels of "
+            f"their own: its weights are unpacked to {spec.dtype_name}, {in_gb(memory_bytes)} "
+            f"instead of {in_gb(stored_bytes)} in the file"
+        ),
+        stacklevel=4,
+    )
 
 
 def _read_origin(name: str, dtype: torch.dtype) -> FusedFrom:

@@ -195,6 +195,17 @@ class StoredEmbedding(nn.Module):
         return self.table
 
 
+def list_stored_matrices(model: nn.Module) -> list[StoredMatrix]:
+    """Return the matrices that modules of a model read from files, each once."""
+    matrices: list[StoredMatrix] = []
+    for module in model.modules():
+        if isinstance(module, StoredExperts):
+            matrices += [*module.gate_up, module.down]
+        elif isinstance(module, StoredLinear | StoredEmbedding):
+            matrices.append(module.matrix)
+    return list({matrix.data.ctypes.data: matrix for matrix in matrices}.values())
+
+
 def dequantize_parts(matrix: StoredMatrix) -> Iterator[Tensor]:
     """Yield the weight in float32, a few rows at a time, so that little memory is taken."""
     out, width = matrix.shape

@@ -43,6 +43,33 @@ def commands() -> str:
     return table("command", "what it does", found)
 
 
+def gguf_architectures() -> str:
+    """How files of each architecture that llama.cpp names are opened."""
+    import gguf
+    from helpers.gguf_files import ARCHITECTURES as WRITTEN
+    from models import test_gguf, test_gguf_families
+
+    from skipsearch.models.fused.fused_adapter import FUSABLE
+    from skipsearch.models.loading.gguf_architectures import ARCHITECTURES
+
+    compared = {*test_gguf.IN_LLAMA_CPP, *test_gguf_families.IN_LLAMA_CPP}
+    native = {name for name, row in ARCHITECTURES.items() if row.model_type in FUSABLE}
+    others = {*gguf.MODEL_ARCH_NAMES.values()} - {*ARCHITECTURES}
+    rows = {
+        "`native`": native,
+        "`hf`, with unpacked weights": {*ARCHITECTURES} - native,
+        "one of these, and compared with llama.cpp": {
+            WRITTEN[name.partition("-")[0]] for name in compared
+        },
+        "none (refused): they have no row yet": others,
+    }
+    lines = ["| opened by | architectures |", "|---|---|"]
+    lines += [
+        f"| {how} | {', '.join(sorted(names))} ({len(names)}) |" for how, names in rows.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def table(first: str, second: str, entries: Mapping[str, str | Mapping[str, str]]) -> str:
     """The names as code, and what is said of each: a note under the heading `second`, or several
     under headings of their own.
@@ -72,6 +99,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "searchers": listed("searchers"),
     "engines": listed("engines"),
     "commands": commands,
+    "gguf-architectures": gguf_architectures,
     "profile-keys": reference.profile_keys,
     "request-fields": reference.request_fields,
     "recipes": results.table,

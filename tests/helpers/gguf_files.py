@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 # model_type of transformers -> architecture of the file
 ARCHITECTURES = {
@@ -30,9 +31,41 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "olmoe": "olmoe",
+    "gemma2": "gemma2",
+    "gemma4_text": "gemma4",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "gpt_oss": "gpt-oss",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
+    "glm4_moe": "glm4moe",
+    "granitemoehybrid": "granitehybrid",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
-ROTATES_NEIGHBOURS = ("llama", "granite", "smollm3")
-ROUTERS = ("mlp.gate.weight", "shared_expert_gate.weight")  # which files have in float32
+ROTATES_NEIGHBOURS = ("llama", "granite", "granitehybrid", "smollm3")
+NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+# What files have in float32 although it is no vector.
+IN_FLOAT32 = (
+    "gate.weight", "router.weight", "router.proj.weight", "norm.weight", "conv1d.weight",
+    "conv.conv.weight", "_bias", "A_log", "mamba.D",
+)  # fmt: skip
+# Endings of names in transformers that llama.cpp's converter renames itself.
+RENAMED = {
+    "dt_bias": "ssm_dt.bias",
+    "A_log": "ssm_a",
+    "mamba.D": "ssm_d",
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.router.bias": "ffn_gate_inp.bias",
+    "e_score_correction_bias": "exp_probs_b.bias",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
+    "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+    "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
 CODES = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # that gguf can write
 
@@ -44,11 +77,15 @@ def round_to_format(weight: Tensor, number_format: str) -> Tensor:
     return torch.from_numpy(np.array(gguf.quants.dequantize(data, kind))).view(weight.shape)
 
 
-def round_model(model: nn.Module, number_format: str) -> nn.Module:
+def round_model(model: Any, number_format: str) -> Any:
     """The model itself, its matrices and its embedding rounded to a format."""
     for name, weight in model.named_parameters():
-        if weight.ndim >= 2 and not name.endswith(ROUTERS):
-            weight.copy_(round_to_format(weight, number_format))
+        if weight.ndim >= 2 and not name.endswith(IN_FLOAT32):
+            # gpt-oss has the matrices of its experts transposed.
+            is_transposed = ".experts." in name and getattr(model.config, "swiglu_limit", 0)
+            rows = weight.transpose(1, 2) if is_transposed else weight
+            rows = round_to_format(rows.contiguous(), number_format)
+            weight.copy_(rows.transpose(1, 2) if is_transposed else rows)
     return model
 
 
@@ -69,30 +106,40 @@ def write_model(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=shards)
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
-    head_dim = getattr(config, "head_dim", None) or (
-        config.hidden_size // config.num_attention_heads
-    )
+    first = config.per_layer_config[0] if architecture == "gemma4" else config
+    head_dim = getattr(first, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if getattr(config, "intermediate_size", None):
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    kinds = getattr(config, "layer_types", None) or []
+    if architecture in ("lfm2", "lfm2moe", "granitehybrid"):
+        heads_kv = [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
+        writer.add_head_count_kv(heads_kv)
+    else:
+        writer.add_head_count_kv(first.num_key_value_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(float(rope["rope_theta"]))
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if architecture in ("command-r", "cohere2"):
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     if per_token := getattr(config, "num_experts_per_tok", None):
-        writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+        n_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", 0)
+        writer.add_expert_count(n_experts)
         writer.add_expert_used_count(per_token)
         if width := getattr(config, "moe_intermediate_size", None):
             writer.add_expert_feed_forward_length(width)
         if width := getattr(config, "shared_expert_intermediate_size", None):
             writer.add_expert_shared_feed_forward_length(width)
-    if architecture == "granite":
+    _add_settings(writer, architecture, config)
+    if architecture in ("granite", "granitehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -105,33 +152,196 @@ def write_model(
     if "tokenizer.ggml.model" not in (metadata or {}):
         writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(CODES[architecture], config.num_hidden_layers)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, weight in model.named_parameters():
-        module = name.split(".")[-2]
-        value = weight.detach().float()
-        if ".experts." in name:
-            layer = f"blk.{name.split('.')[2]}.ffn_"
-            parts = {"down": value}
-            if module == "experts" and name.endswith("gate_up_proj"):
-                parts = dict(zip(("gate", "up"), value.chunk(2, dim=1), strict=True))
-            for part, matrices in parts.items():
-                _add(writer, f"{layer}{part}_exps.weight", matrices, number_format)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if name.endswith(ROUTERS):
-            rows = value.squeeze(0)  # a shared expert's gate is a vector
-            _add(writer, names.get_name(name, (".weight",)), rows, "F32")
-            continue
-        if architecture in ROTATES_NEIGHBOURS and module in heads:
-            value = value.unflatten(0, (heads[module], 2, -1)).transpose(1, 2).flatten(0, 2)
-        if architecture.startswith("gemma") and value.ndim == 1:
-            value = value + 1
-        _add(writer, names.get_name(name, (".weight", ".bias")), value, number_format)
+        for new_name, value in _convert(name, weight.detach().float(), architecture, config):
+            known = new_name.startswith(("blk.", "token_embd")) or names.get_name(
+                new_name, (".weight", ".bias")
+            )
+            new_name = new_name if known is True else known
+            _add(writer, new_name, value, "F32" if name.endswith(IN_FLOAT32) else number_format)
     for name, value in (extra or {}).items():
         _add(writer, name, value, number_format)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_settings(writer: Any, architecture: str, config: Any) -> None:
+    """Add what one or two architectures alone have."""
+    if architecture == "gemma4":
+        _add_gemma4(writer, config)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if architecture in ("command-r", "cohere2"):
+        writer.add_logit_scale(config.logit_scale)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_vocab_size(config.vocab_size)
+    if architecture == "gpt-oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if architecture in ("lfm2", "lfm2moe"):
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    if architecture == "lfm2moe":
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture == "glm4moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+    if architecture == "granitehybrid":
+        writer.add_ssm_conv_kernel(config.mamba_d_conv)
+        writer.add_ssm_state_size(config.mamba_d_state)
+        writer.add_ssm_group_count(config.mamba_n_groups)
+        writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+        writer.add_ssm_time_step_rank(config.mamba_n_heads)
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+        if config.num_local_experts:
+            writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    if hasattr(config, "linear_num_value_heads"):
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+        writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+
+
+def _add_gemma4(writer: Any, config: Any) -> None:
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    full = config.per_layer_config[slides.index(False)]
+    rope, n_layers = config.rope_parameters, config.num_hidden_layers
+    first_shared = n_layers - config.num_kv_shared_layers
+    writer.add_sliding_window_pattern(slides)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    sliding = config.per_layer_config[slides.index(True)]
+    writer.add_key_length_swa(sliding.head_dim)
+    writer.add_value_length_swa(sliding.head_dim)
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    writer.add_rope_dimension_count_swa(sliding.head_dim)
+    for add, number in (
+        (writer.add_key_length, full.head_dim),
+        (writer.add_value_length, full.head_dim),
+        (writer.add_rope_dimension_count, full.head_dim),
+        (writer.add_head_count_kv, [
+            (sliding if slide else full).num_key_value_heads for slide in slides
+        ]),
+    ):  # fmt: skip
+        add(number)
+    if config.use_double_wide_mlp:
+        width = config.intermediate_size
+        writer.add_feed_forward_length([width * (1 + (i >= first_shared)) for i in range(n_layers)])
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    n_turned = int(full.head_dim * rope["full_attention"]["partial_rotary_factor"] / 2)
+    divisors = torch.full((full.head_dim // 2,), 1e30)
+    divisors[:n_turned] = 1.0
+    _add(writer, "rope_freqs.weight", divisors, "F32")
+
+
+def _convert(
+    name: str, value: Tensor, architecture: str, config: Any
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield what llama.cpp's converter makes of a tensor, under its name or that of the file."""
+    parts, module = name.split("."), name.split(".")[-2]
+    layer = f"blk.{parts[2]}." if parts[:2] == ["model", "layers"] else ""
+    if ".experts." in name:
+        yield from _convert_experts(
+            f"{layer}ffn_",
+            parts[-1],
+            value,
+            architecture == "gpt-oss",
+            architecture in ("gemma4", "qwen35moe"),
+        )
+        return
+    if architecture in ROTATES_NEIGHBOURS and module in ("q_proj", "k_proj"):
+        is_query = module == "q_proj"
+        heads = config.num_attention_heads if is_query else config.num_key_value_heads
+        value = value.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    if "shared_mlp.input_linear" in name:
+        kind = "_shexp" if config.num_local_experts else ""
+        gate, up = value.chunk(2)
+        yield f"{layer}ffn_gate{kind}.weight", gate
+        yield f"{layer}ffn_up{kind}.weight", up
+        return
+    if "in_proj_qkvz" in name:
+        keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+        widths = [config.linear_key_head_dim] * 2
+        widths += [values // keys * config.linear_value_head_dim] * 2
+        q, k, v, z = (
+            part.flatten(0, 1) for part in value.unflatten(0, (keys, -1)).split(widths, 1)
+        )
+        yield f"{layer}attn_qkv.weight", torch.cat([q, k, v])
+        yield f"{layer}attn_gate.weight", z
+        return
+    if architecture.startswith("qwen35") and "linear_attn." in name:
+        value = _tile_value_heads(name, value, config)
+    if name.endswith("A_log"):
+        value = -value.exp()
+    if name.endswith("norm.weight") and architecture in NORMS_PLUS_ONE and module != "norm":
+        value = value + 1
+    if name == "model.norm.weight" and architecture in NORMS_PLUS_ONE:
+        value = value + 1
+    if "conv1d.weight" in name or "conv.conv.weight" in name:
+        value = value.squeeze(1)
+    if "shared_expert_gate" in name:
+        value = value.squeeze(0)
+    if architecture == "granitehybrid":
+        if name.endswith(("A_log", "mamba.D")):
+            value = value[:, None]
+        if name.endswith("mamba.norm.weight"):
+            value = value.view(config.mamba_n_groups, -1)
+    for ending, new_name in RENAMED.items():
+        if name.endswith(ending):
+            if new_name == "ffn_down_shexp.weight" and not config.num_local_experts:
+                new_name = "ffn_down.weight"
+            yield layer + new_name, value
+            return
+    yield name, value
+
+
+def _convert_experts(
+    start: str, ending: str, value: Tensor, alternate: bool, is_fused: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """alternate: the rows of gate and up take turns, and matrices are transposed, as gpt-oss has
+    them. is_fused: gate and up stay together, as newer files have them.
+    """
+    kind = "bias" if ending.endswith("_bias") else "weight"
+    if is_fused and ending.startswith("gate_up"):
+        yield f"{start}gate_up_exps.weight", value
+        return
+    if alternate and kind == "weight":
+        value = value.transpose(1, 2)
+    if not ending.startswith("gate_up"):
+        yield f"{start}down_exps.{kind}", value
+        return
+    gate, up = (value[:, ::2], value[:, 1::2]) if alternate else value.chunk(2, dim=1)
+    yield f"{start}gate_exps.{kind}", gate
+    yield f"{start}up_exps.{kind}", up
+
+
+def _tile_value_heads(name: str, value: Tensor, config: Any) -> Tensor:
+    keys = config.linear_num_key_heads
+    per_key = config.linear_num_value_heads // keys
+
+    def tile(rows: Tensor) -> Tensor:
+        return rows.unflatten(0, (keys, per_key, -1)).transpose(0, 1).flatten(0, 2)
+
+    if "out_proj" in name:
+        return tile(value.T).T
+    if "in_proj_qkv." in name or "conv1d" in name:
+        first = 2 * keys * config.linear_key_head_dim
+        return torch.cat([value[:first], tile(value[first:])])
+    return value if "norm" in name else tile(value)
 
 
 def _add(writer: Any, name: str, value: Tensor, number_format: str) -> None:

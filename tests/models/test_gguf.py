@@ -54,6 +54,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"sliding_window": None},
     "qwen3_moe": {"mlp_only_layers": [], "norm_topk_prob": True},
     "olmoe": {"norm_topk_prob": False},
+    "gpt_oss": {
+        "intermediate_size": 64,
+        "swiglu_limit": 7.0,
+        "layer_types": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
     "qwen2_moe": {
         "norm_topk_prob": False,
         "layer_types": None,

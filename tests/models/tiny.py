@@ -303,7 +303,12 @@ def _hf_model(name: str) -> nn.Module:
 
 def new_hf_model(name: str, **changes: Any) -> nn.Module:
     tiny = tiny_of(name)
-    config = AutoConfig.for_model(tiny.family, **{**SHAPE, **tiny.config, **changes})
+    return new_random_model(tiny.family, **{**tiny.config, **changes})
+
+
+def new_random_model(family: str, **changes: Any) -> nn.Module:
+    """A model of any family of transformers, of SHAPE but for the changes."""
+    config = AutoConfig.for_model(family, **{**SHAPE, **changes})
     config.get_text_config()._experts_implementation = "eager"  # the grouped kernels know no fp64
     torch.manual_seed(0)
     with torch.device("cpu"):

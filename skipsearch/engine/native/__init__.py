@@ -28,7 +28,7 @@ from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.placement import in_gb
 from skipsearch.models.loading.quantize import name_with_activations
 from skipsearch.models.memory import memory_errors_reported
-from skipsearch.models.stored_linear import StoredEmbedding, StoredLinear
+from skipsearch.models.stored_linear import list_stored_matrices
 
 __all__ = [
     "NativeAdapter",
@@ -139,15 +139,10 @@ def to_native_stored(
 
 def _warn_of_unpacked_weights(loaded: LoadedModel) -> None:
     """Warn if matrices take more bytes in memory than in their file, since a token reads them."""
-    matrices = {
-        module.matrix.data.ctypes.data: module.matrix
-        for module in loaded.model.modules()
-        if isinstance(module, StoredLinear | StoredEmbedding)
-    }
     itemsize = loaded.spec.dtype.itemsize
     unpacked = [
         matrix
-        for matrix in matrices.values()
+        for matrix in list_stored_matrices(loaded.model)
         if matrix.format not in BLOCK_FORMATS
         and matrix.data.nbytes < math.prod(matrix.shape) * itemsize
     ]

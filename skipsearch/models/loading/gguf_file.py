@@ -64,6 +64,7 @@ class GGUFMatrix:
     shape: tuple[int, int]  # (out, in)
     data: Bytes  # [out, row bytes]
     row_order: Tensor | None = None  # the row of `data` for each output; None: the same
+    column_order: Tensor | None = None  # the same of inputs, for engines that unpack
 
     def row_addresses(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the address of each output's bytes, valid as long as `data`."""
@@ -75,7 +76,8 @@ class GGUFMatrix:
         if self.row_order is not None:
             rows = self.row_order[rows]
         data = np.ascontiguousarray(self.data[rows if isinstance(rows, slice) else rows.numpy()])
-        return to_float32(data, self.format, (len(data), self.shape[1]))
+        numbers = to_float32(data, self.format, (len(data), self.shape[1]))
+        return numbers if self.column_order is None else numbers[:, self.column_order]
 
 
 @dataclass(frozen=True)
@@ -127,13 +129,17 @@ class GGUFFile:
             raise GGUFError(f"{self.name}: {key} {state}; it has to be {low:g} to {high:g}")
         return float(value)
 
-    def require_read(self) -> None:
+    def require_read(self, n_layers: int) -> None:
         """Check that a model has taken every tensor: one that it lacks would change its text.
 
+        Draft heads, which come after the layers of the model, are no part of it.
         Raises: GGUFError.
         """
+        heads = self.metadata.get(f"{self.metadata['general.architecture']}.nextn_predict_layers")
+        of_heads = tuple(f"blk.{n_layers + i}." for i in range(heads or 0))
         for name in self.tensors:
-            if name not in self.read_names and not COMPUTED_TENSOR.fullmatch(name):
+            is_known = name in self.read_names or COMPUTED_TENSOR.fullmatch(name)
+            if not is_known and not name.startswith(of_heads):
                 raise GGUFError(
                     f"{self.name} holds the tensor {name}, which is no part of the model that its "
                     "metadata describe: take another file of the model, or its folder"
@@ -149,10 +155,20 @@ class GGUFFile:
         tensor, rows = self._require(name, shape), shape[0] * shape[1]
         return GGUFMatrix(name, tensor.format, (rows, shape[2]), tensor.data.reshape(rows, -1))
 
-    def vector(self, name: str, length: int) -> Tensor:
-        """Return a vector in float32. Raises: GGUFError, as `matrix`."""
-        tensor = self._require(name, (length,))
-        return to_float32(np.array(tensor.data), tensor.format, (length,))
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor in float32. The file may lack sizes of 1, and fold a vector.
+
+        Raises: GGUFError, as `matrix`.
+        """
+        stored = self.tensors.get(name)
+        is_vector = len(_without_ones(shape)) == 1
+        if stored is not None and (
+            _without_ones(stored.shape) == _without_ones(shape)
+            or (is_vector and prod(stored.shape) == prod(shape))
+        ):
+            self._require(name, stored.shape)
+            return to_float32(np.array(stored.data), stored.format, shape)
+        raise self._no_such_tensor(name, shape)
 
     def list_stored_tensors(self) -> list[StoredTensor]:
         """Return names and shapes, for estimates of memory."""
@@ -160,13 +176,8 @@ class GGUFFile:
 
     def _require(self, name: str, shape: tuple[int, ...]) -> GGUFTensor:
         tensor = self.tensors.get(name)
-        if tensor is None:
-            raise GGUFError(f"{self.name} has no tensor {name}; download the file again")
-        if tensor.shape != shape:
-            raise GGUFError(
-                f"{self.name}: the tensor {name} is {list(tensor.shape)}, and its model needs "
-                f"{list(shape)}; download the file again"
-            )
+        if tensor is None or tensor.shape != shape:
+            raise self._no_such_tensor(name, shape)
         if not can_dequantize(tensor.format):
             raise GGUFError(
                 f"{self.name}: the tensor {name} is in the format {tensor.format}, which is not "
@@ -174,6 +185,18 @@ class GGUFFile:
             )
         self.read_names.add(name)
         return tensor
+
+    def _no_such_tensor(self, name: str, shape: tuple[int, ...]) -> GGUFError:
+        if name not in self.tensors:
+            return GGUFError(f"{self.name} has no tensor {name}; download the file again")
+        return GGUFError(
+            f"{self.name}: the tensor {name} is {list(self.tensors[name].shape)}, and its model "
+            f"needs {list(shape)}; download the file again"
+        )
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def to_float32(data: Bytes, number_format: str, shape: tuple[int, ...]) -> Tensor:

@@ -6,7 +6,8 @@ import math
 import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from skipsearch.models.adapter import ModelSpec
 from skipsearch.models.families.table import family_of
+from skipsearch.models.loading.gguf_architectures import Source
 from skipsearch.models.loading.gguf_config import (
-    NORMS_PLUS_ONE,
-    ROTATES_NEIGHBOURS,
+    read_architecture,
     read_config,
     read_shape,
     read_token,
@@ -29,15 +30,13 @@ from skipsearch.models.loading.gguf_tokenizer import read_tokenizer
 from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.quantize import GGUF_PREFIX
 from skipsearch.models.loading.weight_files import hash_weight_files
-from skipsearch.models.stored_linear import (
-    StoredEmbedding,
-    StoredExperts,
-    StoredLinear,
-    unpack_matrix,
-)
+from skipsearch.models.stored_linear import StoredEmbedding, StoredExperts, StoredLinear
 from skipsearch.models.third_party import first_line_of, silence_transformers
 
 SUFFIX = ".gguf"
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")  # of parameters of transformers
+# Weights of modules that read them from the file.
+IN_STORED_MODULES = (".table.weight", ".module.gate_up_proj", ".module.down_proj")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+\-]{0,79}")  # no slash, which marks a Hub id
 
 
@@ -162,92 +161,145 @@ class _MetaWeights(TorchFunctionMode):
 
 
 def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
-    import gguf
     from transformers import AutoModelForCausalLM
 
     try:
         with _MetaWeights():
-            model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+            model: Any = AutoModelForCausalLM.from_config(
+                config, attn_implementation=family_of(config).attn_implementation
+            )
     except Exception as error:  # each family checks its config in its own way
         raise GGUFError(
             f"{file.name}: its model cannot be built ({first_line_of(error)})"
         ) from None
-    architecture = file.metadata["general.architecture"]
-    code = next(code for code, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(code, config.num_hidden_layers)
-
-    def name_in_file(parameter: str) -> str:
-        name = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
-        if name is None:
-            raise GGUFError(f"{file.name}: {parameter} has no place in a GGUF file")
-        return str(name)
-
+    reader = _ParameterReader(file, config, dtype)
     for path, module in list(model.named_modules()):
-        parent, _, child = path.rpartition(".")
-        if child == "shared_expert_gate":  # a vector in the file
-            weight = file.vector(name_in_file(f"{path}.weight"), module.in_features)
-            module.weight = nn.Parameter(weight[None].to(dtype), requires_grad=False)
-        elif isinstance(module, nn.Linear):
-            is_tied = path == "lm_head" and config.tie_word_embeddings
-            source = "token_embd.weight" if is_tied else name_in_file(f"{path}.weight")
-            matrix = file.matrix(source, (module.out_features, module.in_features))
-            bias = None
-            if module.bias is not None:
-                bias = file.vector(name_in_file(f"{path}.bias"), module.out_features)
-            heads = {
-                "q_proj": config.num_attention_heads,
-                "k_proj": config.num_key_value_heads,
-            }.get(child)
-            if architecture in ROTATES_NEIGHBOURS and heads:
-                order = (
-                    torch.arange(module.out_features).view(heads, -1, 2).transpose(1, 2).flatten()
-                )
-                matrix, bias = (
-                    replace(matrix, row_order=order),
-                    None if bias is None else bias[order],
-                )
-            stored: nn.Module = StoredLinear(
-                matrix, None if bias is None else bias.to(dtype), dtype
-            )
+        stored = reader.open_module(path, module)
+        if stored is not None:
+            parent, _, child = path.rpartition(".")
             setattr(model.get_submodule(parent), child, stored)
-        elif isinstance(module, nn.Embedding):
-            shape = (module.num_embeddings, module.embedding_dim)
-            stored = StoredEmbedding(file.matrix("token_embd.weight", shape), module, dtype)
-            setattr(model.get_submodule(parent), child, stored)
-        elif child == "experts":
-            layer = name_in_file(f"{parent}.gate.weight").removesuffix("ffn_gate_inp.weight")
-            setattr(model.get_submodule(parent), child, _open_experts(file, layer, module, dtype))
-    for path, weight in list(model.named_parameters()):
-        # Other matrices stay in the file, and the gate of a shared expert was read above.
-        if any(name in path for name in (".table.", ".experts.", ".shared_expert_gate.")):
+    for path, value in list(model.state_dict(keep_vars=True).items()):
+        if path.endswith(IN_STORED_MODULES):
             continue
-        if weight.dim() == 2:  # a router
-            shape = (weight.shape[0], weight.shape[1])
-            value = unpack_matrix(file.matrix(name_in_file(path), shape), dtype)
-        else:
-            value = file.vector(name_in_file(path), weight.numel())
-        if config.model_type in NORMS_PLUS_ONE:
-            value = value - 1
         parent, _, child = path.rpartition(".")
-        parameter = nn.Parameter(value.to(dtype), requires_grad=False)
-        setattr(model.get_submodule(parent), child, parameter)
+        numbers = reader.read_numbers(path.replace(".experts.module.", ".experts."), value.shape)
+        if isinstance(value, nn.Parameter):
+            numbers = nn.Parameter(numbers.to(dtype), requires_grad=False)
+        setattr(model.get_submodule(parent), child, numbers)
     _scale_rotary(file, model)
-    file.require_read()
+    file.require_read(config.num_hidden_layers)
     return model.eval().requires_grad_(False)
 
 
-def _open_experts(file: GGUFFile, layer: str, module: Any, dtype: torch.dtype) -> StoredExperts:
-    """Return the experts of a layer. layer: the start of its tensors' names, such as `blk.3.`."""
-    n, twice_width, hidden = module.gate_up_proj.shape
-    gate, up, down = (
-        file.stacked_matrix(f"{layer}ffn_{name}_exps.weight", (n, *shape))
-        for name, shape in (
-            ("gate", (twice_width // 2, hidden)),
-            ("up", (twice_width // 2, hidden)),
-            ("down", (hidden, twice_width // 2)),
+@dataclass
+class _ParameterReader:
+    """Reads the parameters of a model, by their names in transformers, from a file."""
+
+    file: GGUFFile
+    config: Any
+    dtype: torch.dtype
+
+    @cached_property
+    def names(self) -> Any:
+        """What `gguf` knows of the names of tensors."""
+        import gguf
+
+        name = self.file.metadata["general.architecture"]
+        code = next(code for code, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
+        return gguf.get_tensor_name_map(code, self.config.num_hidden_layers)
+
+    def find_source(self, parameter: str) -> Source:
+        """Return the tensors of a parameter, with their whole names. Raises: GGUFError."""
+        layer, ending = "", parameter
+        if (match := LAYER.fullmatch(parameter)) is not None:
+            layer, ending = f"blk.{match[1]}.", match[2]
+        for source in read_architecture(self.file).sources.get(ending, ()):
+            tensors = tuple(layer + name for name in source.tensors)
+            if all(name in self.file.tensors for name in tensors):
+                return replace(source, tensors=tensors)
+        name = self.names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise GGUFError(f"{self.file.name} has no tensor for {parameter} of its model")
+        return Source((str(name),))
+
+    def open_module(self, path: str, module: Any) -> nn.Module | None:
+        """Return what reads the matrices of a module from the file when they are needed.
+
+        None: they are read as numbers. Raises: GGUFError.
+        """
+        if isinstance(module, nn.Embedding):
+            shape = (module.num_embeddings, module.embedding_dim)
+            name = self.find_source(f"{path}.weight").tensors[0]
+            return StoredEmbedding(self.file.matrix(name, shape), module, self.dtype)
+        if path.endswith(".experts"):
+            return self._open_experts(path, module)
+        if not isinstance(module, nn.Linear) or module.out_features == 1:
+            return None
+        is_tied = path == "lm_head" and self.config.tie_word_embeddings
+        source = self.find_source("model.embed_tokens.weight" if is_tied else f"{path}.weight")
+        if len(source.tensors) > 1:
+            return None
+        outputs, inputs = module.out_features, module.in_features
+        matrix = replace(
+            self.file.matrix(source.tensors[0], (outputs, inputs)),
+            row_order=source.rows and source.rows(self.config, outputs),
+            column_order=source.columns and source.columns(self.config, inputs),
         )
-    )
-    return StoredExperts(module, (gate, up), None, down, dtype)
+        bias = None
+        if module.bias is not None:
+            bias = self.read_numbers(f"{path}.bias", (outputs,)).to(self.dtype)
+        return StoredLinear(matrix, bias, self.dtype)
+
+    def _open_experts(self, path: str, module: Any) -> StoredExperts:
+        n, twice_width, hidden = module.gate_up_proj.shape
+        if module.is_transposed:
+            hidden, twice_width = twice_width, hidden
+        width = twice_width // 2
+        layer = f"blk.{path.split('.')[2]}.ffn_"
+        order = None
+        if (fused := f"{layer}gate_up_exps.weight") in self.file.tensors:
+            gate_up = [self.file.stacked_matrix(fused, (n, twice_width, hidden))]
+            order = torch.arange(n * twice_width).view(n, 2, width).transpose(0, 1).flatten()
+        else:
+            gate_up = [
+                self.file.stacked_matrix(f"{layer}{name}_exps.weight", (n, width, hidden))
+                for name in ("gate", "up")
+            ]
+        down = self.file.stacked_matrix(f"{layer}down_exps.weight", (n, hidden, width))
+        return StoredExperts(module, tuple(gate_up), order, down, self.dtype)
+
+    def read_numbers(self, parameter: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a parameter or a buffer in float32. Raises: GGUFError."""
+        source = self.find_source(parameter)
+        if len(source.tensors) == 1:
+            parts = [self.file.tensor(source.tensors[0], shape)]
+        else:
+            shapes = [self.file.tensors[name].shape for name in source.tensors]
+            parts = [
+                self.file.tensor(name, own)
+                for name, own in zip(source.tensors, shapes, strict=True)
+            ]
+            if len({own[1:] for own in shapes}) > 1:
+                raise GGUFError(
+                    f"{self.file.name}: the tensors {' and '.join(source.tensors)} do not fit "
+                    "together; download the file again"
+                )
+        numbers = torch.cat(parts) if source.join is None else source.join(parts)
+        if numbers.shape != shape:
+            raise GGUFError(
+                f"{self.file.name}: the tensors {' and '.join(source.tensors)} make "
+                f"{list(numbers.shape)}, and its model needs {list(shape)}; download the file again"
+            )
+        if source.rows is not None:
+            numbers = numbers[source.rows(self.config, shape[0])]
+        is_norm = source.tensors[0].endswith("norm.weight")
+        if (
+            is_norm
+            and read_architecture(self.file).norms_plus_one
+            and "ssm_" not in source.tensors[0]
+        ):
+            numbers = numbers - 1
+        return numbers
 
 
 def _scale_rotary(file: GGUFFile, model: nn.Module) -> None:

@@ -1,0 +1,275 @@
+"""GGUF files of architectures that the engine `hf` drives: each is what transformers computes from
+the same numbers, and what llama.cpp does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.gguf_files import ARCHITECTURES, write_model
+
+import skipsearch as ss
+from models.tiny import new_random_model
+from skipsearch.core.mask import SkipMask
+from skipsearch.decoding import Decoder
+from skipsearch.drafters.exits import make_exit
+from skipsearch.errors import ModelError, UnpackedWeightsWarning
+from skipsearch.models.loading.gguf_file import GGUFError
+from skipsearch.models.loading.gguf_model import open_gguf, unpack_stored_modules
+
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA_NET = {
+    **WIDE,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+MAMBA = {
+    **WIDE,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "shared_intermediate_size": 96,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 1.7,
+    "attention_multiplier": 0.4,
+    "tie_word_embeddings": True,
+}
+GEMMA4 = {
+    **WIDE,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 8,
+    "global_head_dim": 32,
+    "vocab_size_per_layer_input": 61,
+    "final_logit_softcapping": 2.0,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e4,
+        },
+    },
+}
+# Name -> family of transformers, and what its config says beside the shape of a tiny model.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": (
+        "gemma2",
+        {
+            **WIDE,
+            "sliding_window": 8,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.0,
+            "query_pre_attn_scalar": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma4_text": (
+        "gemma4_text",
+        {**GEMMA4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 32,
+         "use_double_wide_mlp": True},
+    ),
+    "gemma4_text-experts": (
+        "gemma4_text",
+        {**GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+         "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 4,
+         "top_k_experts": 2, "moe_intermediate_size": 32, "final_logit_softcapping": None},
+    ),
+    "cohere": ("cohere", {**WIDE, "logit_scale": 0.7, "use_qk_norm": True}),
+    "cohere2": (
+        "cohere2",
+        {**WIDE, "num_hidden_layers": 4, "logit_scale": 0.7, "sliding_window": 8},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            **WIDE,
+            "intermediate_size": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {**WIDE, "layer_types": ["conv", "full_attention", "conv"],
+         "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True},
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {**WIDE, **EXPERTS, "layer_types": ["conv", "full_attention", "conv"], "num_experts": 4,
+         "num_dense_layers": 1, "tie_word_embeddings": True},
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        {**WIDE, **EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1,
+         "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 1.5,
+         "rope_parameters": {"rope_theta": 1e4, "rope_type": "default",
+                             "partial_rotary_factor": 0.5}},
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {**MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32},
+    ),
+    "granitemoehybrid-dense": (
+        "granitemoehybrid",
+        {**MAMBA, "num_local_experts": 0, "num_experts_per_tok": 0,
+         "position_embedding_type": "rope"},
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        {**DELTA_NET, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 64},
+    ),
+    "qwen3_5_text": ("qwen3_5_text", DELTA_NET),
+    "qwen3_5_moe_text": (
+        "qwen3_5_moe_text",
+        {**DELTA_NET, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 64},
+    ),
+}  # fmt: skip
+PROMPT = [3, 9, 4, 1, 22, 17, 5, 30, 12, 7]
+
+
+def make_model(name: str) -> Any:
+    family, changes = MODELS[name]
+    return new_random_model(family, **changes).float()
+
+
+# Format of the file -> how far logits may be from those of the unrounded model, in deviations.
+@pytest.mark.parametrize(("number_format", "tolerance"), [("F32", 1e-4), ("F16", 0.1)])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_computes_what_transformers_does(
+    name: str, number_format: str, tolerance: float, tmp_path: Path
+) -> None:
+    write_model(make_model(name), tmp_path / "m.gguf", number_format)
+    tokens = torch.tensor([PROMPT])
+    expected = make_model(name)(tokens).logits[0]
+    stored = open_gguf(str(tmp_path / "m.gguf"), torch.float32).model
+    logits, scale = stored(tokens).logits[0], float(expected.std())
+    assert float((logits - expected).abs().max()) < tolerance * scale
+    unpack_stored_modules(stored)
+    assert float((stored(tokens).logits[0] - logits).abs().max()) < 1e-4 * scale
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_drafts_change_no_token(name: str, tmp_path: Path) -> None:
+    reference = make_model(name)
+    write_model(make_model(name), tmp_path / "m.gguf")
+    greedy = reference.generate(
+        torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, eos_token_id=-1
+    )[0, len(PROMPT) :].tolist()
+    model = ss.load_model(str(tmp_path / "m.gguf"), device="cpu", engine="hf", dtype="float32")
+    assert Decoder(model).generate(PROMPT, 24, ignore_eos=True).tokens == greedy
+    mask = SkipMask(model.spec.n_layers, attn=(1,), mlp=(0,))
+    drafted = Decoder(model, mask, draft_length=3, exit_policy=make_exit("fixed")).generate(
+        PROMPT, 24, ignore_eos=True
+    )
+    assert drafted.tokens == greedy
+    assert drafted.stats.drafted > 0
+
+
+def test_the_fastest_engine_that_can_is_taken_and_the_price_of_unpacking_is_named(
+    tmp_path: Path,
+) -> None:
+    write_model(make_model("lfm2"), tmp_path / "m.gguf", "Q8_0")
+    with pytest.warns(UnpackedWeightsWarning, match="m is run by the engine hf, .* float32, "):
+        model = ss.load_model(str(tmp_path / "m.gguf"), device="cpu", dtype="float32")
+    assert model.spec.engine == "hf"
+    for engine in ("native", "lean"):
+        with pytest.raises(ModelError, match=f"the engine {engine} cannot drive m: .* --engine hf"):
+            ss.load_model(str(tmp_path / "m.gguf"), device="cpu", engine=engine)
+
+
+def test_a_draft_head_after_the_last_layer_is_left_out(tmp_path: Path) -> None:
+    reference = make_model("glm4_moe")
+    path, n_layers = tmp_path / "m.gguf", reference.config.num_hidden_layers
+    head = {f"blk.{n_layers}.nextn.eh_proj.weight": torch.ones(64, 128)}
+    counts = {"glm4moe.block_count": n_layers + 1, "glm4moe.nextn_predict_layers": 1}
+    write_model(reference, path, metadata=counts, extra=head)
+    model = open_gguf(str(path), torch.float32).model
+    tokens = torch.tensor([PROMPT])
+    torch.testing.assert_close(model(tokens).logits, reference(tokens).logits)
+    counts["glm4moe.nextn_predict_layers"] = n_layers + 1
+    write_model(reference, path, metadata=counts, extra=head)
+    with pytest.raises(GGUFError, match="nextn_predict_layers is 4; it has to be 0 to 3"):
+        open_gguf(str(path), torch.float32)
+
+
+# What a file may claim of itself -> the sentence that refuses it.
+BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
+    "layers": ("lfm2", {"lfm2.attention.head_count_kv": [0, 2]}, "a list of 3 numbers"),
+    "kernel": ("lfm2", {"lfm2.shortconv.l_cache": 0}, "l_cache is 0; it has to be 2 to"),
+    "wider kernel": ("lfm2", {"lfm2.shortconv.l_cache": 4}, "shortconv.conv.weight is"),
+    "value heads": ("qwen3_5_text", {"qwen35.ssm.time_step_rank": 0}, "time_step_rank is 0"),
+    "key heads": ("qwen3_5_text", {"qwen35.ssm.group_count": 7}, "group_count is 7"),
+    "odd heads": ("qwen3_5_text", {"qwen35.ssm.group_count": 4}, "no multiple of its 4 key heads"),
+    "inner size": ("qwen3_5_text", {"qwen35.ssm.inner_size": 95}, "needs|cannot be built"),
+    "state": ("qwen3_next", {"qwen3next.ssm.state_size": 17}, "needs|fit"),
+    "period": ("qwen3_5_text", {"qwen35.full_attention_interval": 0}, "has no tensor"),
+    "experts": ("gpt_oss", {"gpt-oss.expert_count": 3}, "needs"),
+    "used experts": ("gpt_oss", {"gpt-oss.expert_used_count": 5}, "expert_used_count is 5"),
+    "scores": ("glm4_moe", {"glm4moe.expert_gating_func": 1}, "expert_gating_func is 1, and"),
+    "dense": ("glm4_moe", {"glm4moe.leading_dense_block_count": 9}, "has no tensor"),
+    "mamba": ("granitemoehybrid", {"granitehybrid.ssm.inner_size": 64}, "needs"),
+    "mamba heads": ("granitemoehybrid", {"granitehybrid.ssm.time_step_rank": 7}, "make no|needs"),
+    "cap": ("gemma2", {"gemma2.final_logit_softcapping": 0.0}, "final_logit_softcapping is 0;"),
+    "windows": (
+        "gemma4_text",
+        {"gemma4.attention.sliding_window_pattern": [1, 1, 1, 1]},
+        "whether it sees a window",
+    ),
+    "shared": ("gemma4_text", {"gemma4.attention.shared_kv_layers": 99}, "make no|cannot be built"),
+    "turned": ("gemma4_text", {"gemma4.attention.key_length": 16}, "needs|only if it is 16"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_metadata_that_fit_no_model_are_refused(case: str, tmp_path: Path) -> None:
+    name, metadata, sentence = BROKEN[case]
+    write_model(make_model(name), tmp_path / "m.gguf", metadata=metadata)
+    with pytest.raises(GGUFError, match=sentence) as error:
+        open_gguf(str(tmp_path / "m.gguf"), torch.float32)
+    assert "\n" not in str(error.value)
+
+
+# Those that the newest llama-cpp-python reads, and what it does not: norms of few layers' queries.
+IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
+    "gemma2": {},
+    "cohere": {"use_qk_norm": False},
+    "cohere2": {},
+    "gpt_oss": {},
+    "lfm2": {},
+    "glm4_moe": {},
+    "granitemoehybrid": {},
+    "granitemoehybrid-dense": {},
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", IN_LLAMA_CPP)
+def test_llama_cpp_computes_the_same_from_the_same_file(name: str, tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    family, changes = MODELS[name]
+    model = new_random_model(family, **{**changes, **IN_LLAMA_CPP[name]}).float()
+    size = f"{ARCHITECTURES[model.config.model_type]}.vocab_size"
+    path = tmp_path / "model.gguf"
+    write_model(model, path, metadata={"tokenizer.ggml.model": "no_vocab", size: 61})
+    theirs = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
+    theirs.eval(PROMPT)
+    expected = torch.tensor(theirs.scores[: len(PROMPT)])
+    stored = open_gguf(str(path), torch.float32).model
+    difference = (stored(torch.tensor([PROMPT])).logits[0] - expected).abs().max()
+    assert float(difference) < 1e-2 * float(expected.std())  # it has K/V in 16 bits
