@@ -79,10 +79,10 @@ def _check_machine() -> str:
     import torch
 
     from skipsearch.core.machine import describe_machine
+    from skipsearch.engine.native.build import best_instruction_set
 
-    return describe_machine(
-        torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    ).description
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return f"{describe_machine(device).description}, CPU kernels for {best_instruction_set()}"
 
 
 def _check_read_rate() -> str:
