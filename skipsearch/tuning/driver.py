@@ -308,7 +308,7 @@ def search_masks(
     n_new, search_s = len(search.judged_trials) - len(history), perf_counter() - search.started
     if n_new > 0:
         rate = 60 * n_new / search_s
-        on_event(Notice(f"{n_new} masks judged in {search_s:.0f} s, {rate:.0f} a minute"))
+        on_event(Notice(f"masks judged in {search_s:.0f} s: {n_new}, {rate:.0f} a minute"))
     count = REFINED_MASKS if settings.objective == "replay" else MAX_FINALISTS
     best = search.best_trials(count)
     return SearchOutcome(

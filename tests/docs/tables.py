@@ -70,6 +70,18 @@ def gguf_architectures() -> str:
     return "\n".join(lines) + "\n"
 
 
+def call_forms() -> str:
+    """The forms in which models call tools, and whether `strict` takes them with `auto`."""
+    from skipsearch.models.chat.formats import TOOL_FORMATS
+
+    lines = ["| form | a call | `strict` with `auto` |", "|---|---|---|"]
+    for form in TOOL_FORMATS:
+        call = form.write_calls([("f", {"x": "value"})]).replace("\n", " ").replace("|", "\\|")
+        code = f"`` {call} ``" if "`" in call else f"`{call}`"
+        lines.append(f"| {form.name} | {code} | {'yes' if form.trigger else '–'} |")
+    return "\n".join(lines) + "\n"
+
+
 def table(first: str, second: str, entries: Mapping[str, str | Mapping[str, str]]) -> str:
     """The names as code, and what is said of each: a note under the heading `second`, or several
     under headings of their own.
@@ -99,6 +111,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "searchers": listed("searchers"),
     "engines": listed("engines"),
     "commands": commands,
+    "call-forms": call_forms,
     "gguf-architectures": gguf_architectures,
     "profile-keys": reference.profile_keys,
     "request-fields": reference.request_fields,

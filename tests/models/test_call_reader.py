@@ -301,8 +301,23 @@ def test_content_and_calls_do_not_depend_on_the_parts(
     holds()
 
 
-def test_every_form_has_a_recorded_answer() -> None:
-    assert {name for name, *_ in ANSWERS} == FORMS.keys()
+def test_every_form_has_a_recorded_answer_and_a_template() -> None:
+    assert {name for name, *_ in ANSWERS} == FORMS.keys(), "each form has an entry in ANSWERS"
+    assert TEMPLATES.keys() >= FORMS.keys(), "each form has an entry in TEMPLATES"
+
+
+@pytest.mark.parametrize(
+    ("trigger", "call"),
+    [
+        ("call name", "<call name=$name>$arguments"),
+        ('<call name="$name', '<call name="$name">$arguments'),
+        ("", "<call>$arguments"),
+        ("", "<call $name>$args"),
+    ],
+)
+def test_a_form_that_breaks_a_rule_is_refused(trigger: str, call: str) -> None:
+    with pytest.raises(ValueError, match="of the form Mine is "):
+        ToolFormat("Mine", call, (), trigger=trigger)
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS, ids=lambda form: form.name)

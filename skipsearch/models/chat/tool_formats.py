@@ -59,12 +59,14 @@ class Fields:
 class ToolFormat:
     """One form of calls.
 
-    call: a call with `$name` and `$arguments`. White space in it is optional when it is read.
+    call: a call with `$name`, `$arguments` and perhaps `$number` or `$id`. White space in it is
+    optional when it is read.
     template_marks: texts that the chat templates of its models have, all of them. also: other forms
     of a call that are read. begin, separator, end: before, between and after the calls of an
     answer. fields: None if arguments are JSON. fences: texts before and after JSON that is a call
-    if it fits a tool. dropped: an expression of text that is no content. trigger: a mark that tells
-    where calls begin in other text; "": none does.
+    if it fits a tool. dropped: an expression of text that is no content. trigger: the text with
+    which `begin`, or else `call`, starts, as long as other text never has it; "": there is none.
+    Raises: ValueError for a call or a trigger that breaks these rules.
     """
 
     name: str
@@ -78,6 +80,21 @@ class ToolFormat:
     fences: tuple[tuple[str, str], ...] = ()
     dropped: str = ""
     trigger: str = ""
+
+    def __post_init__(self) -> None:
+        start = self.begin or self.call
+        if not start.startswith(self.trigger) or "$" in self.trigger:
+            raise ValueError(
+                f"the trigger of the form {self.name} is {self.trigger!r}: it is fixed text with "
+                f"which {start!r} starts"
+            )
+        for call in (self.call, *self.also):
+            parts = set(re.findall(r"\$\w+", call))
+            if not {"$name", "$arguments"} <= parts or parts - {"$name", "$arguments", *IDS}:
+                raise ValueError(
+                    f"a call of the form {self.name} is {call!r}: it has $name and $arguments, and "
+                    f"of others only {', '.join(IDS)}"
+                )
 
     def write_call(self, name: str, arguments: Any) -> str:
         """Return a call as the model writes it."""
