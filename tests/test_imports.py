@@ -40,6 +40,7 @@ LAYERS = (
     "report",
     "export",
     "cli",
+    "__main__",
     "demo",
 )
 # A package that may import less than the order allows.
