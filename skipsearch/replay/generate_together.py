@@ -25,6 +25,9 @@ from skipsearch.replay.text_kv import KV_MEMORY_FRACTION, TextKV, bytes_of_a_slo
 
 # Prompts of one pass, at most. On a CPU, a pass over more rows takes as much more time.
 PROMPTS_PER_PASS = {"cpu": 16, "cuda": 32}
+# Share of the rows of a pass that may be of texts that have ended. To drop a row, the K/V of all
+# others is copied; on a CPU that takes less time than a row of a few passes.
+MAX_ENDED_SHARE = {"cpu": 0.0, "cuda": 0.5}
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,7 @@ def _generate_group(
                 n_read = len(prompt_ids[text]) + len(generated[text]) - 1
                 kv_by_text[text] = copy_text_kv(cache, rows.index(text), n_read)
 
+    max_ended_share = MAX_ENDED_SHARE.get(spec.device.type, MAX_ENDED_SHARE["cpu"])
     while True:
         keys = int(position.max()) + 1
         visible = (planner.list_slots(keys) <= position)[:, None, None]  # [B, 1, 1, keys]
@@ -261,12 +265,13 @@ def _generate_group(
         if not running:
             keep_rows(rows)
             return [Continuation(text, kv_by_text.get(i)) for i, text in enumerate(generated)]
-        # A row whose text has ended reads its last token again, and its logits are ignored. If at
-        # least half of the rows have ended, they are dropped from the batch.
+        # A row whose text has ended reads its last token again, and its logits are ignored, until
+        # enough rows have ended to be dropped from the batch.
         token = token.clone()
         token[open_rows, 0] = torch.tensor(tokens, device=spec.device)
         position = (position + 1).clamp(max=capacity - 1)
-        if 2 * len(running) <= len(rows):
+        n_ended = len(rows) - len(running)
+        if n_ended and n_ended >= max_ended_share * len(rows):
             keep_rows([text for text in rows if text not in running])
             remaining = [row for row, text in enumerate(rows) if text in running]
             rows, token, position, cache = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from helpers.tiny import VOCAB, tiny_llama, tiny_model_and_reference, to_native_8bit, with_eos
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipsearch.decoding import Decoder
+from skipsearch.engine import forward
 from skipsearch.engine.native import to_native
 from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import ModelError
@@ -171,3 +174,24 @@ def test_a_model_whose_logits_are_not_numbers_is_named() -> None:
         generate_continuations(adapt(hf), [(5, 17), (3,)], 8, None)
     with pytest.raises(ModelError, match="logits are not numbers"):
         generate_continuations(adapt(hf), [(5, 17), (3,)], 8, None, sampling=SAMPLED)
+
+
+def test_on_a_cpu_no_pass_has_rows_of_texts_that_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, _ = tiny_model_and_reference()
+    chosen = [[i, 3 * i, 7] for i in range(5)]
+    ends = [alone(model, prompt, 24, None) for prompt in chosen]
+    model = with_eos(model, ends[0][6])  # a token that some texts reach before others
+    texts = [alone(model, prompt, 24, None) for prompt in chosen]
+    assert len({len(text) for text in texts}) > 1
+    rows = list[int]()
+
+    def count_rows(model: ModelAdapter, token: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        if token.shape[1] == 1:
+            rows.append(len(token))
+        return forward(model, token, *rest, **options)
+
+    monkeypatch.setattr(generate_together, "forward", count_rows)
+    assert tokens_of(generate_continuations(model, chosen, 24, None)) == texts
+    assert rows == [sum(len(text) > step for text in texts) for step in range(len(rows))]
