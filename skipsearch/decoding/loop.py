@@ -18,7 +18,6 @@ from skipsearch.decoding.acceptor import MAX_FORCED, Acceptor, ForcedSession
 from skipsearch.decoding.draft_models import load_draft_models
 from skipsearch.decoding.guard import Guard
 from skipsearch.decoding.prefix_cache import CacheSource, Lease, lend
-from skipsearch.decoding.prompt_parts import read_parts
 from skipsearch.decoding.recurrent_limits import check_recurrent_limits
 from skipsearch.decoding.request import PreparedRequest
 from skipsearch.decoding.stopping import StopCondition
@@ -37,7 +36,7 @@ from skipsearch.engine import (
 )
 from skipsearch.engine.sampler import make_sampler
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.kv_cache import KVCache, PassPlan, Planner, round_slots
+from skipsearch.models.kv_cache import KVCache, PassPlan, round_slots
 
 WHOLE_SLOTS = 4096  # a request without a session reserves up to this many slots at its start
 
@@ -150,16 +149,13 @@ class DecodeLoop:
         self, prepared: PreparedRequest, lease: Lease, trace: Trace | None, prompt_rows: int | None
     ) -> Iterator[Chunk]:
         prompt, stop_condition = prepared.prompt_ids, prepared.stop_condition
-        n_cached, read_seconds = lease.cache.length, 0.0
         try:
-            n_unread = len(prompt) - n_cached
-            if prompt_rows is not None and n_unread > prompt_rows and self._can_read_parts():
-                for seconds in read_parts(self.model, prompt, lease, prompt_rows, self.exact):
-                    read_seconds += seconds
+            request = self._new_request(prepared, lease)
+            if prompt_rows is not None and self._can_read_parts():
+                while len(prompt) - lease.cache.length > prompt_rows:
+                    self._read_prompt(request, prompt_rows)
                     yield Chunk([], "")
-            request, first = self._prefill(prepared, lease.cache, lease.planner)
-            request.stats.prefill_seconds += read_seconds
-            request.stats.cached_tokens = n_cached
+            first = self._prefill(request)
             if trace is not None:
                 trace.chains_only = self.exact or prepared.processed_acceptance is not None
                 request.sessions = [
@@ -199,37 +195,29 @@ class DecodeLoop:
                 self.answer_memory.add(lease.history[len(prompt) :])
 
     def _can_read_parts(self) -> bool:
-        """Return whether several passes may read a prompt: no drafter observes all of it in one."""
-        sessions = (drafter.new_session() for _, drafter in self.drafters)
-        return not (self.model.spec.is_recurrent or any(s.observes_hidden for s in sessions))
+        """Return whether several passes may read a prompt: no drafter needs all of it in one."""
+        sessions = [drafter.new_session() for _, drafter in self.drafters]
+        return not self.model.spec.is_recurrent and all(
+            session.observes_last_hidden_only for session in sessions if session.observes_hidden
+        )
 
-    @no_grad
-    def _prefill(
-        self, prepared: PreparedRequest, cache: KVCache, planner: Planner
-    ) -> tuple[_Generating, int]:
-        """Run the prefill, choose the first token and begin the draft sessions.
-
-        Returns (state of the generation, first token).
-        """
-        prompt, sampling, device = prepared.prompt_ids, prepared.sampling, self.model.spec.device
-        started = self._read_clock()
+    def _new_request(self, prepared: PreparedRequest, lease: Lease) -> _Generating:
+        """Return the state of a generation that has read no token of its prompt."""
+        prompt, device = list(prepared.prompt_ids), self.model.spec.device
         generator = torch.Generator(device).manual_seed(prepared.seed)
         # An exact request has the same tokens alone and in a batch, which drafts step by step.
-        sampler = make_sampler(sampling, generator, engine_draws=not self.exact)
-        n_cached = cache.length  # prompt tokens whose K/V is cached
-        rows = torch.tensor([list(prompt)], device=device)
-        ctx = DecodeContext(
-            self.model,
-            cache,
-            planner,
-            rows[:, -1:],
-            list(prompt),
-            len(prompt),
-            sampler,
-            self.answer_memory,
-        )
+        sampler = make_sampler(prepared.sampling, generator, engine_draws=not self.exact)
         request = _Generating(
-            ctx,
+            DecodeContext(
+                self.model,
+                lease.cache,
+                lease.planner,
+                torch.tensor([prompt[-1:]], device=device),
+                prompt,
+                len(prompt),
+                sampler,
+                self.answer_memory,
+            ),
             prepared.stop_condition,
             Acceptor(
                 sampler,
@@ -243,27 +231,48 @@ class DecodeLoop:
         )
         request.sessions = [drafter.new_session() for _, drafter in self.drafters]
         request.observers = [s for s in request.sessions if s.observes_hidden]
-        logits = self._run_full_model(request, rows[:, n_cached:], last_only=True)[0]  # [1, V]
-        cache.length = len(prompt)
-        _, token = request.acceptor.accept(rows[0, :0], None, logits)
-        ctx.pending = rows.new_tensor([[token]])
-        stats = request.stats
+        request.stats.prompt_tokens = len(prompt)
+        request.stats.cached_tokens = lease.cache.length  # whose K/V is cached
+        if prepared.constraint is not None and self.draft_forced:
+            lengths = [draft_length for draft_length, _ in self.drafters]
+            pairs = list(zip(lengths, request.sessions, strict=True))
+            request.sessions.append(ForcedSession(prepared.constraint.matcher, pairs))
+        request.stats.by_drafter = [DrafterStats() for _ in request.sessions]
+        return request
+
+    @no_grad
+    def _read_prompt(self, request: _Generating, n_rows: int) -> Tensor:
+        """Run a pass over the next tokens of the prompt; return the logits after them, [1, V]."""
+        ctx, stats = request.ctx, request.stats
+        started, observed_before = self._read_clock(), stats.watching_seconds
+        tokens = ctx.history[ctx.cache.length :][:n_rows]
+        logits = self._run_full_model(request, ctx.pending.new_tensor([tokens]), last_only=True)[0]
+        ctx.cache.length += len(tokens)
+        observe_seconds = stats.watching_seconds - observed_before
+        stats.prefill_seconds += self._read_clock() - started - observe_seconds
+        return logits
+
+    @no_grad
+    def _prefill(self, request: _Generating) -> int:
+        """Read the rest of the prompt, choose the first token and begin the draft sessions.
+
+        Returns the first token.
+        """
+        ctx, stats = request.ctx, request.stats
+        logits = self._read_prompt(request, len(ctx.history))
+        started, observed_before = self._read_clock(), stats.watching_seconds
+        _, token = request.acceptor.accept(ctx.pending[0, :0], None, logits)
+        ctx.pending = ctx.pending.new_tensor([[token]])
         for session in request.sessions:
             began = self._read_clock()
             session.begin(ctx)
             if session.observes_hidden:
                 stats.add_observing_time(self._read_clock() - began, session.selects_mask)
-        stats.prompt_tokens, stats.cached_tokens = len(prompt), n_cached
-        if prepared.constraint is not None and self.draft_forced:
-            lengths = [draft_length for draft_length, _ in self.drafters]
-            pairs = list(zip(lengths, request.sessions, strict=True))
-            request.sessions.append(ForcedSession(prepared.constraint.matcher, pairs))
-        stats.by_drafter = [DrafterStats() for _ in request.sessions]
-        ended = self._read_clock()
+        observe_seconds = stats.watching_seconds - observed_before
+        stats.prefill_seconds += self._read_clock() - started - observe_seconds
         # The time of observers in the prefill counts as drafting, because plain decoding has none.
-        stats.prefill_seconds = ended - started - stats.watching_seconds
         stats.decode_seconds = stats.watching_seconds
-        return request, token
+        return token
 
     @no_grad
     def _run_round(self, request: _Generating, token_budget: int) -> list[int]:

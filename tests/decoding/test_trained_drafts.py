@@ -309,6 +309,21 @@ def test_any_chat_that_a_head_drafts_gets_the_answers_of_a_fresh_decoder(engine:
     assert_partly_accepted(check_prefixes(drafting=HeadDrafting()))
 
 
+def test_a_head_drafts_after_a_prompt_in_parts_as_after_one_pass(engine: str) -> None:
+    model, full = tiny_model_and_reference()
+    decoder, prompt = HeadDrafting().decoder(model), PROMPTS[2]
+    streams = [
+        [*decoder.stream(prompt, 20, trace=True, prompt_rows=n_rows)] for n_rows in (None, 2)
+    ]
+    whole, parts = ([chunk for chunk in stream if chunk.tokens] for stream in streams)
+    assert len(streams[1]) - len(parts) == (len(prompt) - 1) // 2
+    assert [chunk.proposal for chunk in parts] == [chunk.proposal for chunk in whole]
+    assert [token for chunk in parts for token in chunk.tokens] == full.greedy(prompt, 20)
+    stats = parts[-1].stats
+    assert stats is not None
+    assert_partly_accepted(stats)
+
+
 def test_what_kangaroo_reads_of_the_verify_pass_is_no_choosing_of_masks() -> None:
     model, _ = tiny_model_and_reference()
     stats = (
