@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,8 +43,8 @@ class PrefixDisk:
     """The K/V of texts in a folder, limited in bytes, those used longest ago removed first.
 
     K/V depend on the model, its format, the engine and the machine, so texts of other models, or of
-    other versions of the program, are not read; they count for the limit. Only the scheduler thread
-    uses the object. Several servers may use one folder.
+    other versions of the program, are not read; they count for the limit. One thread may store a
+    text while another looks for one. Several servers may use one folder.
     """
 
     def __init__(self, folder: Path, max_bytes: int, model: ModelAdapter):
@@ -54,6 +55,7 @@ class PrefixDisk:
         self._key = hash_facts([facts, describe_machine(spec.device).name])[:32]
         make_private_dir(folder)
         self._prefixes: list[StoredPrefix] = []
+        self._lock = RLock()  # of the list
         for path in sorted(folder.glob(f"{self._key}-*{SUFFIX}")):
             with suppress(OSError, SafetensorError, ValueError, KeyError, TypeError):
                 with safe_open(path, framework="pt") as file:
@@ -89,11 +91,12 @@ class PrefixDisk:
         that was not loaded from files, or that has a state other than K/V in slots.
         """
         cache, owner = prefix.cache, _hash_tenant(tenant)
+        with self._lock:
+            own = [stored for stored in self._prefixes if stored.tenant == owner]
         is_known = self.model.spec.weights_sha256 is not None  # another model may have its name
         if len(prefix.tokens) < MIN_TOKENS or type(cache) is not KVCache or not is_known:
             return
-        known = [stored for stored in self._prefixes if stored.tenant == owner]
-        n_shared = {s.path: common_prefix_length(s.tokens, prefix.tokens) for s in known}
+        n_shared = {s.path: common_prefix_length(s.tokens, prefix.tokens) for s in own}
         if len(prefix.tokens) in n_shared.values():
             return
         n_tokens = len(prefix.tokens)
@@ -120,14 +123,16 @@ class PrefixDisk:
         finally:
             with suppress(OSError):
                 temporary.unlink()
-        for stored in known:
-            if n_shared[stored.path] == len(stored.tokens):
-                self._remove(stored)
-        self._prefixes.append(StoredPrefix(path, owner, list(prefix.tokens)))
+        with self._lock:
+            for stored in own:
+                if n_shared[stored.path] == len(stored.tokens):
+                    self._remove(stored)
+            self._prefixes.append(StoredPrefix(path, owner, list(prefix.tokens)))
 
     def _find(self, tenant: str, prompt: Sequence[int]) -> StoredPrefix | None:
         owner = _hash_tenant(tenant)
-        own = [stored for stored in self._prefixes if stored.tenant == owner]
+        with self._lock:
+            own = [stored for stored in self._prefixes if stored.tenant == owner]
         return max(own, key=lambda s: common_prefix_length(s.tokens, prompt), default=None)
 
     def _read(self, stored: StoredPrefix) -> KVCache:
@@ -159,7 +164,8 @@ class PrefixDisk:
             if total <= self.max_bytes:
                 return
             path.unlink(missing_ok=True)
-            self._prefixes = [stored for stored in self._prefixes if stored.path != path]
+            with self._lock:
+                self._prefixes = [stored for stored in self._prefixes if stored.path != path]
             total -= size
 
     def _list_files(self) -> list[Path]:
@@ -168,7 +174,8 @@ class PrefixDisk:
     def _remove(self, stored: StoredPrefix) -> None:
         with suppress(OSError):
             stored.path.unlink(missing_ok=True)
-        self._prefixes.remove(stored)
+        with self._lock, suppress(ValueError):
+            self._prefixes.remove(stored)
 
 
 def _hash_tenant(tenant: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from skipsearch.decoding import Decoder, Request
 from skipsearch.decoding.prefix_cache import PrefixCache
 from skipsearch.serve import prefix_disk
 from skipsearch.serve.prefix_disk import MIN_TOKENS, PrefixDisk
+from skipsearch.serve.prefix_pool import PrefixPool
 from skipsearch.serve.scheduler import Job, Scheduler
 
 from . import tiny_server
@@ -108,6 +110,31 @@ def test_a_stored_text_is_read_to_the_last_bit(tmp_path: Path) -> None:
 def test_what_leaves_the_memory_goes_to_the_disk(tmp_path: Path) -> None:
     answers = serve(tmp_path, LONG, OTHER, [*LONG, 4], prefix_cache_size=1)
     assert [n_cached for _, n_cached in answers] == [0, 0, len(LONG)]
+
+
+def test_others_do_not_wait_while_a_text_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, write = Event(), prefix_disk.save_file
+
+    def write_later(*arguments: Any) -> None:
+        assert may_end.wait(30)
+        write(*arguments)
+
+    monkeypatch.setattr(prefix_disk, "save_file", write_later)
+    texts = [LONG, OTHER, [*OTHER, 4]]
+    pool = PrefixPool(1, 10**9, PrefixDisk(tmp_path, 10**9, model()))
+    session = Decoder(model(), RECIPE)
+    for text in texts[:2]:
+        prefix = pool.acquire("key", text)
+        session.generate(Request(text, 3), prefix_cache=prefix)
+        pool.release("key", prefix)
+    assert not list(tmp_path.glob("*.prefix"))
+    assert pool.acquire("key", texts[2]).count_shared(texts[2]) == len(OTHER)
+    may_end.set()
+    assert pool.acquire("key", [*LONG, 4]).count_shared([*LONG, 4]) == len(LONG)
+    pool.close()
+    assert len(list(tmp_path.glob("*.prefix"))) == 1
 
 
 def test_texts_that_one_continues_are_stored_once(tmp_path: Path) -> None:
