@@ -258,9 +258,10 @@ def try_model(model: str) -> None:
     print(describe_rows(json.loads(printed)["rows"]))
     measured = load_profile(ROOT / profile).measured
     if measured is not None:
+        speedup = measured.speedup.format_with_unit("×")
         print(
-            f"\nWith {profile}, chats were {measured.speedup.format_with_unit('×')} as fast as "
-            f"decoded plainly, on {measured.prompts} hold-out prompts (95 % interval in brackets)"
+            f"\nWith {profile}, chats are decoded {speedup} as fast as plainly, on "
+            f"{measured.prompts} hold-out prompts (95 % interval in brackets)"
         )
 
 
