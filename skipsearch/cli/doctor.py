@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skipsearch.cli.options import Json
+from skipsearch.cli.options import Json, plain_warnings
 
 
 def doctor(
@@ -50,7 +50,8 @@ def doctor(
         from skipsearch.cli.doctor_model import describe_model
 
         try:
-            findings |= describe_model(model, device, dtype, draft_model)
+            with plain_warnings():
+                findings |= describe_model(model, device, dtype, draft_model)
         except SkipSearchError as problem:
             findings["model"], healthy = f"FAILED: {problem}", False
     if as_json:

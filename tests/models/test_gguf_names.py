@@ -15,7 +15,8 @@ from models.test_gguf import MODELS, make_model
 from models.tiny import new_hf_model
 from skipsearch.cli.open_model import ProfileSearch, find_auto_dtype
 from skipsearch.errors import ModelError
-from skipsearch.models.loading.gguf_file import GGUFError
+from skipsearch.models.loading import placement
+from skipsearch.models.loading.gguf_file import GGUFError, GGUFMatrix
 from skipsearch.models.loading.gguf_model import identify_gguf, is_gguf, open_gguf
 from skipsearch.models.loading.shipped_heads import ships_draft_head
 
@@ -99,6 +100,32 @@ def test_other_files_and_folders_are_no_gguf_files(tmp_path: Path) -> None:
     (tmp_path / "damaged.gguf").write_bytes(b"GGU")  # its name says what it is meant to be
     with pytest.raises(GGUFError, match="does not begin with the letters GGUF"):
         ss.load_model(str(tmp_path / "damaged.gguf"), device="cpu")
+
+
+def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
+    """Its towers for images are passed over, and so are its other parts."""
+    for name in ("model", "split"):
+        (tmp_path / name).mkdir()
+    model = new_hf_model("llama", mlp_bias=False).float()
+    write_model(model, tmp_path / "model" / "a.gguf", "F32")
+    write_model(model, tmp_path / "split" / "a.gguf", "F32", shards=8)
+    for folder in ("model", "split"):
+        (tmp_path / folder / "mmproj-a.gguf").write_bytes(b"GGUF")
+        loaded = ss.load_model(str(tmp_path / folder), device="cpu", engine="hf", dtype="float32")
+        assert loaded.spec.family == "llama"
+    (tmp_path / "model" / "b.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"holds 2 GGUF models: name one, such as .*a\.gguf"):
+        ss.load_model(str(tmp_path / "model"), device="cpu")
+
+
+@pytest.mark.parametrize("engine", ["hf", "lean", "native"])
+def test_a_file_larger_than_memory_is_refused_before_a_matrix_is_read(
+    engine: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "available_host_memory", lambda: 50_000)
+    monkeypatch.setattr(GGUFMatrix, "dequantize_rows", None)  # would fail
+    with pytest.raises(ModelError, match=r"needs .* MB .* free: "):
+        ss.load_model(str(tiny), device="cpu", engine=engine, dtype="float32")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -16,9 +16,10 @@ import pytest
 import torch
 from helpers.letter_tokenizer import letter_tokenizer
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import skipsearch as ss
+from skipsearch.decoding import Decoder
 from skipsearch.engine import forward
 from skipsearch.errors import ModelError, UnusedWeightsWarning
 from skipsearch.models import adapt, load_adapter
@@ -27,7 +28,7 @@ from skipsearch.models.kv_cache import Planner
 from skipsearch.models.loading.hub import DEMO_FOLDER
 from skipsearch.models.loading.weight_files import list_weight_files
 
-from .tiny import Run, new_hf_model, some_tokens
+from .tiny import SHAPE, Run, new_hf_model, randomised, some_tokens
 
 
 @pytest.fixture(scope="module")
@@ -562,3 +563,37 @@ def test_devices_and_dtypes_that_do_not_exist_are_refused(saved: Path) -> None:
             refusal(saved, device="mps")
             == "device mps was asked for, and torch sees no GPU of Apple's here; use --device cpu"
         )
+
+
+# Family with a tower for images -> its text, and the tower.
+TOWERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen3_5": (
+        {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "head_dim": 8,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4,
+         "out_hidden_size": 32, "num_position_embeddings": 16},
+    ),
+    "gemma4": (
+        {"head_dim": 8, "global_head_dim": 8, "sliding_window": 8,
+         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+         "hidden_size_per_layer_input": 0},
+        {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "patch_size": 4,
+         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", TOWERS)
+def test_a_model_with_a_tower_for_images_writes_its_text(family: str, tmp_path: Path) -> None:
+    text, tower = TOWERS[family]
+    config = AutoConfig.for_model(
+        family, text_config={**SHAPE, "pad_token_id": 0, **text}, vision_config=tower
+    )
+    model = randomised(AutoModelForImageTextToText.from_config(config)).eval()
+    model.save_pretrained(tmp_path)
+    tokens = some_tokens(6)
+    expected = model.generate(tokens, max_new_tokens=12, do_sample=False, eos_token_id=-1)
+    adapter = load_adapter(str(tmp_path), device="cpu", dtype="float32", engine="hf")
+    written = Decoder(adapter).generate(tokens[0].tolist(), 12, ignore_eos=True).tokens
+    assert written == expected[0, 6:].tolist()

@@ -19,6 +19,7 @@ from skipsearch.engine.native.build import (
 from skipsearch.engine.native.native_adapter import NativeAdapter
 from skipsearch.engine.native.repack import repack_weights, why_not_native
 from skipsearch.engine.native.rounded import round_matrices_when_read
+from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.engine.native.weight_cache import WeightCache
 from skipsearch.errors import EngineFallbackWarning, ModelError, UnpackedWeightsWarning
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
@@ -27,7 +28,7 @@ from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
 from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.placement import in_gb
 from skipsearch.models.loading.quantize import name_with_activations
-from skipsearch.models.memory import memory_errors_reported
+from skipsearch.models.memory import free_memory, memory_errors_reported
 from skipsearch.models.stored_linear import list_stored_matrices
 
 __all__ = [
@@ -119,6 +120,7 @@ def to_native_stored(
             f"which cannot drive this model: {reason}"
         )
     _warn_of_unpacked_weights(loaded)
+    _refuse_what_does_not_fit(loaded)
     library = load_or_build(progress)
 
     def build() -> NativeAdapter:
@@ -160,6 +162,24 @@ def _warn_of_unpacked_weights(loaded: LoadedModel) -> None:
         ),
         stacklevel=3,
     )
+
+
+def _refuse_what_does_not_fit(loaded: LoadedModel) -> None:
+    """Raise ModelError before matrices are packed that need more memory than there is."""
+    spec, needed = loaded.spec, 0
+    for matrix in list_stored_matrices(loaded.model):
+        outputs, inputs = matrix.shape
+        if matrix.format in BLOCK_FORMATS:
+            panel_bytes = BLOCK_FORMATS[matrix.format].panel_nbytes(inputs)
+            needed += -(-outputs // PANEL_ROWS) * panel_bytes
+        else:
+            needed += outputs * inputs * spec.dtype.itemsize
+    if needed > (free := free_memory(spec.device)):
+        raise ModelError(
+            f"{spec.id} needs {in_gb(needed)} for its weights on the engine native, and this "
+            f"machine has {in_gb(free)} free: take a file with fewer bits a weight, a smaller "
+            "model, or a larger machine"
+        )
 
 
 def to_native_if_built(fused_model: FusedAdapter) -> NativeAdapter | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skipsearch.errors import ModelError
+from skipsearch.models.loading.gguf_file import list_parts
 
 MODELS_FOLDER = Path("build") / "models"
 
@@ -45,10 +46,11 @@ PACKAGED_MODELS = {
 
 
 def find_packaged_model(name: str | Path) -> str:
-    """Return the file of a model that packages carry; any other name as it is.
+    """Return the file of a model that packages carry, or the GGUF file of a folder that has no
+    other model; any other name as it is.
 
-    Raises: ModelError that says how to fetch the file, if it is not below MODELS_FOLDER; also for
-    what is no name.
+    Raises: ModelError that says how to fetch the file, if it is not below MODELS_FOLDER; also for a
+    folder with several models, and for what is no name.
     """
     if not isinstance(name, str | Path):
         raise ModelError(
@@ -58,11 +60,31 @@ def find_packaged_model(name: str | Path) -> str:
     name = str(name)
     packaged = PACKAGED_MODELS.get(name.lower())
     if packaged is None:
-        return name
+        return _find_file_in_folder(name) or name
     path = MODELS_FOLDER / packaged.file
     if not path.is_file():
         raise ModelError(f"{name} is not in {MODELS_FOLDER}; {_describe_fetching(name, packaged)}")
     return str(path)
+
+
+def _find_file_in_folder(name: str) -> str | None:
+    """Return the GGUF file of a folder, any part of a split one; None if it holds something else.
+
+    Raises: ModelError if it holds several models.
+    """
+    try:
+        folder = Path(name).expanduser()
+        if not folder.is_dir() or (folder / "config.json").exists():
+            return None
+        files = sorted(file for file in folder.iterdir() if file.name.lower().endswith(".gguf"))
+    except (OSError, RuntimeError, ValueError):  # `resolve_model` names what is wrong
+        return None
+    # Files of the towers for images and sounds are named mmproj-….
+    files = [file for file in files if file.is_file() and not file.name.startswith("mmproj")]
+    models = {list_parts(file)[0]: file for file in reversed(files)}
+    if len(models) > 1:
+        raise ModelError(f"{name} holds {len(models)} GGUF models: name one, such as {files[0]}")
+    return next((str(file) for file in models.values()), None)
 
 
 def _describe_fetching(name: str, packaged: PackagedModel) -> str:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from skipsearch.errors import ModelError
-from skipsearch.models.loading.weight_files import StoredTensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -169,10 +168,6 @@ class GGUFFile:
             self._require(name, stored.shape)
             return to_float32(np.array(stored.data), stored.format, shape)
         raise self._no_such_tensor(name, shape)
-
-    def list_stored_tensors(self) -> list[StoredTensor]:
-        """Return names and shapes, for estimates of memory."""
-        return [StoredTensor(t.name, t.shape, None) for t in self.tensors.values()]
 
     def _require(self, name: str, shape: tuple[int, ...]) -> GGUFTensor:
         tensor = self.tensors.get(name)

@@ -63,6 +63,7 @@ from skipsearch.models.loading.weight_files import (
 )
 from skipsearch.models.memory import memory_errors_reported
 from skipsearch.models.reference import record_reference
+from skipsearch.models.stored_linear import list_stored_matrices
 from skipsearch.models.third_party import first_line_of, silence_transformers
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _open_model(
     if synthetic.is_synthetic(name):
         return _open_synthetic(name, device, dtype, settings, quantization, tensors)
     if is_gguf(name):
-        return _open_unpacked_gguf(name, device, dtype)
+        return _open_unpacked_gguf(name, device, dtype, tensors)
     folder, identity, revision = resolve_model(name)
     config = load_config(folder, name)
     family = family_of(config)
@@ -170,9 +171,16 @@ def _open_model(
     return LoadedModel(model, replace(spec, dtype=dtype), family, tokenizer)
 
 
-def _open_unpacked_gguf(name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Read a GGUF file, and unpack its matrices. Raises: ModelError."""
+def _open_unpacked_gguf(
+    name: str, device: torch.device, dtype: torch.dtype, tensors: list[StoredTensor]
+) -> LoadedModel:
+    """Read a GGUF file, and unpack its matrices. Raises: ModelError, also if they do not fit."""
     stored = open_gguf(name, dtype)
+    tensors += [
+        StoredTensor(matrix.name, matrix.shape, None)
+        for matrix in list_stored_matrices(stored.model)
+    ]
+    device = choose_placement(name, tensors, device, dtype, None).device
     unpack_stored_modules(stored.model)
     model: Any = stored.model.to(device)
     quantization = name_with_activations(str(stored.spec.quantization), "float")
