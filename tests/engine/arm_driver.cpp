@@ -19,7 +19,7 @@ uint32_t next_random() { return state = state * 1664525u + 1013904223u; }
 float next_uniform() { return float(next_random() >> 8) / float(1 << 23) - 1.0f; }
 
 // Bytes of a block in a file.
-constexpr int block_bytes[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210, 110, 18, 136};
+constexpr int block_bytes[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210, 110, 18, 136, 17};
 
 // Blocks of a GGUF file with random numbers and scales near 0.01.
 std::vector<uint8_t> make_file_rows(int64_t kind, int64_t row_bytes) {
@@ -27,6 +27,10 @@ std::vector<uint8_t> make_file_rows(int64_t kind, int64_t row_bytes) {
     for (uint8_t &byte : rows) byte = uint8_t(next_random() >> 24);
     for (int64_t at = 0; at < int64_t(rows.size()); at += block_bytes[kind]) {
         const uint16_t scale = uint16_t(0x2000 | (next_random() >> 22));   // a half near 0.01
+        if (kind == MXFP4) {
+            rows[size_t(at)] = uint8_t(118 + next_random() % 6);   // a power near 0.01
+            continue;
+        }
         std::memcpy(&rows[size_t(at + (kind == Q6_K ? 208 : kind == Q3_K ? 108 : 0))], &scale, 2);
         if (BLOCK_FORMATS[kind].has_min) std::memcpy(&rows[size_t(at + 2)], &scale, 2);
     }
@@ -43,7 +47,7 @@ int main(int, char **arguments) {
     const auto pack = (void (*)(const PackArgs *))dlsym(library, "skipsearch_pack_blocks");
     const auto multiply = (int (*)(int64_t, const ProductArgs *))dlsym(library,
                                                                        "skipsearch_run_product");
-    for (int64_t kind = Q8_0; kind <= IQ4_XS; ++kind) {
+    for (int64_t kind = Q8_0; kind <= MXFP4; ++kind) {
         const BlockFormat &format = BLOCK_FORMATS[kind];
         std::vector<uint8_t> bytes;
         int64_t row_bytes;

@@ -244,6 +244,10 @@ def random_blocks(name: str, out: int, width: int) -> np.ndarray:
     block_size, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (out, width // block_size, n_bytes), dtype=np.uint8)
+    if name == "mxfp4":
+        data[..., 0] = rng.integers(100, 130, data.shape[:2])  # from 2 ** -28 on: some need zeros
+        data[data[..., 0] < 104, 1:] = 0x80
+        return data.reshape(out, -1)
     halves = {"q6_k": (208,), "q3_k": (108,)}
     halves |= dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2))
     for offset in halves.get(name, (0,)):
@@ -280,6 +284,17 @@ def check_file_format(
 def test_blocks_of_a_file_are_multiplied_as_they_are(name: str) -> None:
     for dtype, floats in itertools.product(DTYPES, ACTIVATIONS):
         check_file_format(building.load_or_build(), dtype, name, floats)
+
+
+@pytest.mark.parametrize("exponent", [103, 144])
+def test_a_scale_that_no_half_can_be_makes_a_matrix_dense(exponent: int) -> None:
+    data = random_blocks("mxfp4", 32, 64)
+    data[5, 17:19] = exponent, 0x21
+    stored = StoredFusedLinear((GGUFMatrix("w", "mxfp4", (32, 64), data),), None, torch.float32)
+    packed = PanelPacker(building.load_or_build(), torch.float32).pack(stored)
+    assert not any(packed.kinds)
+    expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType.MXFP4)
+    assert torch.equal(packed.to_dense(), torch.from_numpy(expected.copy()))
 
 
 def test_rows_of_several_formats_share_a_matrix_and_a_mixed_panel_is_dense() -> None:

@@ -67,7 +67,17 @@ RENAMED = {
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
 CODES = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}
-FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # that gguf can write
+FORMATS = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "MXFP4",
+)  # that gguf can write
 
 
 def round_to_format(weight: Tensor, number_format: str) -> Tensor:

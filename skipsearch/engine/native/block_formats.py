@@ -20,7 +20,7 @@ class BlockFormat:
     has_min: bool = False
     has_super_blocks: bool = False
     n_scales: int = 1  # of a block
-    has_codebook: bool = False  # bits stand for the numbers of CODEBOOK in src/blocks.h
+    has_codebook: bool = False  # bits stand for the numbers of a table in src/blocks.h
 
     def panel_nbytes(self, n_inputs: int) -> int:
         """Return the bytes of a panel."""
@@ -52,5 +52,6 @@ BLOCK_FORMATS = {
         BlockFormat("q3_k", 10, 4, zero=4, has_super_blocks=True, n_scales=2),
         BlockFormat("iq4_nl", 11, 4, zero=128, has_codebook=True),
         BlockFormat("iq4_xs", 12, 4, zero=128, has_super_blocks=True, has_codebook=True),
+        BlockFormat("mxfp4", 13, 4, zero=128, has_codebook=True),
     )
 }

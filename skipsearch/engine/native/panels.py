@@ -24,9 +24,13 @@ from skipsearch.engine.native.structs import DENSE, PANEL_ROWS
 from skipsearch.errors import ModelError
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.fused.linear import Linear, StoredFusedLinear
+from skipsearch.models.stored_linear import StoredMatrix
 
 HUGE_PAGE_BYTES = 2 << 20
 CACHE_LINE_BYTES = 64
+MXFP4_BYTES = 17  # of a block: an exponent, then 32 numbers of a sign and MXFP4_MAGNITUDES
+MXFP4_MAGNITUDES = 0x77
+MXFP4_EXPONENTS = (104, 143)  # of scales that are halves
 MAPS_PRIVATELY = hasattr(mmap, "MAP_PRIVATE")  # not on Windows
 
 
@@ -329,8 +333,7 @@ class PanelPacker:
         if not isinstance(matrix, StoredFusedLinear):
             return [DENSE] * len(outputs)
         codes = [
-            BLOCK_FORMATS[name].code if name in BLOCK_FORMATS else DENSE
-            for name in matrix.part_formats
+            BLOCK_FORMATS[part.format].code if _has_kernel(part) else DENSE for part in matrix.parts
         ]
         if len(set(codes)) == 1:
             return [codes[0]] * len(outputs)
@@ -382,6 +385,20 @@ def _unrounded(matrix: StoredFusedLinear) -> tuple[StoredFusedLinear, int] | Non
     if not rounded:
         return None
     return replace(matrix, parts=tuple(part.source for part in rounded)), rounded[0].bits
+
+
+def _has_kernel(matrix: StoredMatrix) -> bool:
+    """Return whether panels can hold a matrix in its own format.
+
+    The scales of MXFP4 have a larger range than the halves of panels, which usual weights do not
+    need.
+    """
+    if matrix.format != "mxfp4":
+        return matrix.format in BLOCK_FORMATS
+    blocks = matrix.data.reshape(-1, MXFP4_BYTES)
+    exponents = blocks[:, 0]
+    outside = (exponents < MXFP4_EXPONENTS[0]) | (exponents > MXFP4_EXPONENTS[1])
+    return not (blocks[outside, 1:] & MXFP4_MAGNITUDES).any()
 
 
 def _iter_chunks(

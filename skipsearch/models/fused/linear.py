@@ -136,11 +136,6 @@ class StoredFusedLinear:
     def shape(self) -> tuple[int, int]:
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
-    @property
-    def part_formats(self) -> list[str]:
-        """The number format of each part."""
-        return [part.format for part in self.parts]
-
     def row_parts(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the index of the part that each row is in."""
         parts = np.repeat(np.arange(len(self.parts)), [part.shape[0] for part in self.parts])

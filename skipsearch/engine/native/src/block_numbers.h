@@ -74,7 +74,7 @@ template <int64_t KIND> struct GroupReader {
         if constexpr (HIGH_BITS == 1) low |= (high(0) >> step & 0x01010101u) << 4;
         if constexpr (HIGH_BITS == 2)
             low |= (high(step / 4) >> (step % 4 * 2) & 0x03030303u) << 4;
-        if constexpr (FORMAT.has_codebook) return look_up_bytes(CODEBOOK, low);
+        if constexpr (FORMAT.has_codebook) return look_up_bytes(codebook_of(KIND), low);
         return low;
     }
 };

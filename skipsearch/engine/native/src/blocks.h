@@ -2,7 +2,7 @@
 //
 // A group has GROUP_SIZE inputs of the PANEL_ROWS outputs of a panel. A weight is
 // scale * (number - zero), or scale * number + minimum, with unsigned numbers of `bits` bits. In a
-// format with a codebook the number is CODEBOOK[of the bits].
+// format with a codebook the number is codebook_of(kind)[the bits].
 // A group stores, one after the other:
 //
 // - scales: half[PANEL_ROWS], or int8[n_scales][PANEL_ROWS] if there are super-blocks
@@ -79,11 +79,18 @@ constexpr BlockFormat BLOCK_FORMATS[] = {
     {4, 4, false, true, 2, false},      // Q3_K: three bits in a file
     {4, 128, false, false, 1, true},    // IQ4_NL
     {4, 128, false, true, 1, true},     // IQ4_XS
+    {4, 128, false, false, 1, true},    // MXFP4
 };
 
 // The numbers that four bits stand for in IQ4_NL and IQ4_XS: those of llama.cpp plus 128.
 constexpr uint8_t CODEBOOK[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                   129, 141, 153, 166, 181, 197, 217, 241};
+// The same of MXFP4: twice the numbers of E2M1 plus 128.
+constexpr uint8_t CODEBOOK_E2M1[16] = {128, 129, 130, 131, 132, 134, 136, 140,
+                                       128, 127, 126, 125, 124, 122, 120, 116};
+
+using Codebook = const uint8_t[16];
+constexpr Codebook &codebook_of(int64_t kind) { return kind == MXFP4 ? CODEBOOK_E2M1 : CODEBOOK; }
 
 // Calls function.operator()<KIND>() with the kind as a constant.
 template <class Function> inline void with_block_kind(int64_t kind, Function function) {
@@ -100,6 +107,7 @@ template <class Function> inline void with_block_kind(int64_t kind, Function fun
     case Q3_K: return function.template operator()<Q3_K>();
     case IQ4_NL: return function.template operator()<IQ4_NL>();
     case IQ4_XS: return function.template operator()<IQ4_XS>();
+    case MXFP4: return function.template operator()<MXFP4>();
     }
 }
 
@@ -145,6 +153,6 @@ inline float read_block_weight(const Panel &panel, int64_t out, int64_t in) {
     if (format.bits == 5 || format.bits == 6)
         number |= (numbers[place.high_byte] >> place.high_shift & ((1 << (format.bits - 4)) - 1))
                   << 4;
-    if (format.has_codebook) number = CODEBOOK[number];
+    if (format.has_codebook) number = codebook_of(panel.kind)[number];
     return float(number - format.zero) * scale + minimum;
 }

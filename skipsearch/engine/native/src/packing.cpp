@@ -23,14 +23,23 @@ uint16_t read_half(const uint8_t *from) {
 // Returns the bytes of a block in a file, which has GROUP_SIZE inputs, or SUPER_GROUPS times as
 // many.
 int file_block_bytes(int64_t kind) {
-    constexpr int BYTES[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210, 110, 18, 136};
+    constexpr int BYTES[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210, 110, 18, 136, 17};
     return BYTES[kind];
+}
+
+// Returns half of 2^(exponent - 127), the scale of a block of MXFP4, as a half; 0 if no half is it,
+// which panels.py allows in blocks of zeros alone.
+uint16_t halve_power(uint8_t exponent) {
+    const int power = exponent - 128;
+    if (power < -24 || power > 15) return 0;
+    return uint16_t(power < -14 ? 1 << (power + 24) : (power + 15) << 10);
 }
 
 // Reads a block of GROUP_SIZE inputs.
 template <int64_t KIND> void read_block(const uint8_t *block, Group &group) {
     constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
-    group.scales[0] = read_half(block), block += 2;
+    if constexpr (KIND == MXFP4) group.scales[0] = halve_power(*block++);
+    else group.scales[0] = read_half(block), block += 2;
     if constexpr (FORMAT.has_min) group.minimum = read_half(block), block += 2;
     if constexpr (FORMAT.bits == 8) {
         for (int i = 0; i < GROUP_SIZE; ++i) group.numbers[i] = block[i] ^ 128;
