@@ -16,6 +16,7 @@ import gguf
 import pytest
 from helpers.golden import check_golden
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GemmaTokenizer
 
 from skipsearch.errors import TokenizerWarning
 from skipsearch.models.loading.gguf_config import read_token
@@ -328,3 +329,31 @@ def test_a_large_vocabulary_is_read_without_a_look_at_the_hub(
     tokenizer = read_tokenizer(file, 200_000)
     assert tokenizer("<7>").input_ids == [len(tokenizer) - len(extra) + 7]
     assert (asked, tokenizer.name_or_path) == ([], "large.gguf")
+
+
+def test_gemma_4_merges_what_its_file_says(tmp_path: Path) -> None:
+    """Its kind of vocabulary is one of SentencePiece that has merges."""
+    spaced = [text.replace(" ", "\u2581") for text in TEXTS]
+    trained = Tokenizer(models.BPE())
+    trainer = trainers.BpeTrainer(vocab_size=600, show_progress=False, min_frequency=2)
+    trained.train_from_iterator([*spaced, *spaced], trainer)
+    model = json.loads(trained.to_str())["model"]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens = [*special, *sorted(model["vocab"], key=model["vocab"].get)]
+    merges = [" ".join(pair) for pair in model["merges"]]
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma4")
+    writer.add_tokenizer_model("gemma4")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 4 + [6] * 256 + [1] * (len(tokens) - 260))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    ours = read_tokenizer(read_gguf(tmp_path / "m.gguf"), len(tokens))
+    theirs = GemmaTokenizer(
+        vocab={token: i for i, token in enumerate(tokens)}, merges=[*map(tuple, model["merges"])]
+    )
+    for text in (*TEXTS, "Ω is no token"):
+        assert ours(text).input_ids == [2, *theirs(text, add_special_tokens=False).input_ids]
+        assert ours.decode(ours(text).input_ids[1:]) == text

@@ -150,4 +150,6 @@ def double_angles(rotary: Any) -> Callable[..., tuple[Tensor, Tensor]]:
         cos, sin = rotary(like, positions, *rest)
         return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
 
+    for name in ("inv_freq", "attention_scaling"):  # for `RotaryTable.read_angles`
+        setattr(doubled, name, getattr(rotary, name, None))
     return doubled

@@ -71,10 +71,10 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> Any:
             if kind == "gpt2":
                 pre = _find_pre_tokenizer(file)
                 backend, adds_bos = _build_byte_level(file, tokens, pre), pre.adds_bos
-            elif kind == "llama":
+            elif kind in ("llama", "gemma4"):
                 backend, adds_bos = _build_sentencepiece(file, tokens, types), True
             else:
-                raise ValueError(f"its kind is {kind[:40]!r}, and gpt2 and llama are read")
+                raise ValueError(f"its kind is {kind[:40]!r}, and gpt2, llama and gemma4 are read")
             is_phi3 = re.search("phi-?3", file.get("general.name", str, ""), re.I) is not None
             for token_type, add in (
                 (CONTROL, backend.add_special_tokens),
@@ -148,7 +148,7 @@ def _build_byte_level(file: GGUFFile, tokens: list[str], pre: PreTokenizer) -> T
 
 
 def _build_sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Tokenizer:
-    """Return BPE with the merges that the scores of a vocabulary imply.
+    """Return BPE with the merges of a file, or those that the scores of its vocabulary imply.
 
     Raises: ValueError if no order of merges gives llama.cpp's tokens.
     """
@@ -160,9 +160,11 @@ def _build_sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) ->
     else:
         scores = file.get("tokenizer.ggml.scores", list, [])
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    if len(scores) != len(tokens):
-        raise ValueError(f"it has {len(tokens)} tokens and {len(scores)} scores")
-    merges = _derive_merges(vocabulary, scores, types)
+    merges = _read_merges(file) if file.metadata["tokenizer.ggml.model"] == "gemma4" else None
+    if merges is None:
+        if len(scores) != len(tokens):
+            raise ValueError(f"it has {len(tokens)} tokens and {len(scores)} scores")
+        merges = _derive_merges(vocabulary, scores, types)
     backend = Tokenizer(
         models.BPE(
             vocabulary,
