@@ -21,6 +21,9 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma3_text": "gemma3",
     "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "arcee": "arcee",
+    "hunyuan_v1_dense": "hunyuan-dense",
     "granite": "granite",
     "glm4": "glm4",
     "smollm3": "smollm3",
@@ -44,7 +47,7 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
 }
-ROTATES_NEIGHBOURS = ("llama", "granite", "granitehybrid", "smollm3")
+ROTATES_NEIGHBOURS = ("llama", "arcee", "granite", "granitehybrid", "smollm3")
 NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 # What files have in float32 although it is no vector.
 IN_FLOAT32 = (
@@ -154,7 +157,7 @@ def write_model(
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if architecture == "exaone4":
+    if config.model_type in ("exaone4", "olmo3"):
         writer.add_sliding_window_pattern([t == "sliding_attention" for t in config.layer_types])
     for key, value in (metadata or {}).items():
         kind = {int: "uint32", float: "float32", str: "string", list: "array", bool: "bool"}

@@ -45,6 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "olmo2": {},
+    "olmo3": {},
     "granite": {},
     "glm4": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "smollm3": {"use_sliding_window": False, "layer_types": None, "no_rope_layers": None},

@@ -104,6 +104,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
+    "arcee": ("arcee", WIDE),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", WIDE),
     "lfm2": (
         "lfm2",
         {**WIDE, "layer_types": ["conv", "full_attention", "conv"],
@@ -251,6 +253,8 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "cohere": {"use_qk_norm": False},
     "cohere2": {},
     "gpt_oss": {},
+    "arcee": {},
+    "hunyuan_v1_dense": {},
     "lfm2": {},
     "glm4_moe": {},
     "granitemoehybrid": {},

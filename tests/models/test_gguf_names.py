@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import gguf_files
 from helpers.command import run_in_process
 from helpers.gguf_files import write_model
 
@@ -100,6 +101,22 @@ def test_other_files_and_folders_are_no_gguf_files(tmp_path: Path) -> None:
     (tmp_path / "damaged.gguf").write_bytes(b"GGU")  # its name says what it is meant to be
     with pytest.raises(GGUFError, match="does not begin with the letters GGUF"):
         ss.load_model(str(tmp_path / "damaged.gguf"), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe")],
+)
+def test_the_text_part_of_a_model_that_sees_is_a_model_of_text(
+    family: str, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(gguf_files.ARCHITECTURES, family, architecture)
+    reference, tokens = make_model(family), torch.tensor([[3, 9, 4, 1, 22]])
+    sections = {f"{architecture}.rope.dimension_sections": [4, 2, 2, 0]}
+    write_model(reference, tmp_path / "m.gguf", metadata=sections)
+    opened = open_gguf(str(tmp_path / "m.gguf"), torch.float32)
+    assert opened.spec.family == family
+    torch.testing.assert_close(opened.model(tokens).logits, reference(tokens).logits)
 
 
 def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:

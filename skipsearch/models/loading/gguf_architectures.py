@@ -206,6 +206,18 @@ def _add_ernie(file: GGUFFile, settings: Settings) -> None:
     settings["use_bias"] = "blk.0.attn_q.bias" in file.tensors
 
 
+def _add_olmo3(file: GGUFFile, settings: Settings) -> None:
+    rope = settings["rope_parameters"]
+    settings |= {
+        "sliding_window": file.require_int("olmo2.attention.sliding_window"),
+        "layer_types": _name_sliding(_list_sliding(file, "olmo2", settings["num_hidden_layers"])),
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": rope["rope_theta"]},
+        },
+    }
+
+
 def _add_exaone4(file: GGUFFile, settings: Settings) -> None:
     n_layers = settings["num_hidden_layers"]
     window = file.get("exaone4.attention.sliding_window", int, 0) or None
@@ -478,7 +490,9 @@ def _add_mixtral(file: GGUFFile, settings: Settings) -> None:
 
 def _add_qwen3_moe(file: GGUFFile, settings: Settings) -> None:
     _add_experts(file, settings, True)
-    settings["moe_intermediate_size"] = file.require_int("qwen3moe.expert_feed_forward_length")
+    settings["moe_intermediate_size"] = file.require_int(
+        f"{_name_of(file)}.expert_feed_forward_length"
+    )
     _add_attention_bias(file, settings)
 
 
@@ -513,12 +527,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", _add_attention_bias, BY_HALVES),
     "qwen2": Architecture("qwen2", _add_nothing),
     "qwen3": Architecture("qwen3", _add_attention_bias),
+    # With an image the angles would have three parts; of a text they are the same.
+    "qwen2vl": Architecture("qwen2", _add_nothing),
+    "qwen3vl": Architecture("qwen3", _add_attention_bias),
     "phi3": Architecture("phi3", _add_phi3, partly_rotated=True),
     "gemma": Architecture("gemma", _add_gemma, norms_plus_one=True),
     "gemma2": Architecture("gemma2", _add_gemma2, norms_plus_one=True),
     "gemma3": Architecture("gemma3_text", _add_gemma3, norms_plus_one=True),
     "gemma4": Architecture("gemma4_text", _add_gemma4, GEMMA4, layers_differ=True),
     "olmo2": Architecture("olmo2", _add_nothing),
+    "arcee": Architecture("arcee", _add_attention_bias, BY_HALVES),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", _add_attention_bias),
     "granite": Architecture("granite", _add_granite, BY_HALVES),
     "granitehybrid": Architecture("granitemoehybrid", _add_granite_hybrid, GRANITE_HYBRID),
     "glm4": Architecture("glm4", _add_attention_bias, partly_rotated=True),
@@ -542,8 +561,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": Architecture("olmoe", _add_olmoe),
     "qwen2moe": Architecture("qwen2_moe", _add_qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", _add_qwen3_moe),
+    "qwen3vlmoe": Architecture("qwen3_moe", _add_qwen3_moe),
     "glm4moe": Architecture("glm4_moe", _add_glm4_moe, GLM4_MOE, partly_rotated=True),
     "gpt-oss": Architecture("gpt_oss", _add_gpt_oss, GPT_OSS),
 }
-# Files of the architecture llama that have experts.
-MIXTRAL = Architecture("mixtral", _add_mixtral, BY_HALVES)
+# The name of an architecture -> a key, and the row of files in which it is above 0.
+VARIANTS: dict[str, tuple[str, Architecture]] = {
+    "llama": ("expert_count", Architecture("mixtral", _add_mixtral, BY_HALVES)),
+    "olmo2": ("attention.sliding_window", Architecture("olmo3", _add_olmo3)),
+}

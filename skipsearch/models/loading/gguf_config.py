@@ -13,7 +13,7 @@ from torch import Tensor
 from skipsearch.errors import TokenizerWarning
 from skipsearch.models.loading.gguf_architectures import (
     ARCHITECTURES,
-    MIXTRAL,
+    VARIANTS,
     Architecture,
     Settings,
 )
@@ -71,8 +71,8 @@ def read_architecture(file: GGUFFile) -> Architecture:
             f"{file.name} holds a model of the architecture {name[:40]!r}; GGUF files are "
             f"read for {', '.join(ARCHITECTURES)}: take the model's folder instead"
         )
-    has_experts = name == "llama" and file.get("llama.expert_count", int, 0) > 0
-    return MIXTRAL if has_experts else ARCHITECTURES[name]
+    key, variant = VARIANTS.get(name, ("", ARCHITECTURES[name]))
+    return variant if key and file.get(f"{name}.{key}", int, 0) > 0 else ARCHITECTURES[name]
 
 
 def _count_layers(file: GGUFFile) -> int:
