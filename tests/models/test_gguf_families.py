@@ -233,6 +233,16 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"gemma4.attention.sliding_window_pattern": [1, 1, 1, 1]},
         "whether it sees a window",
     ),
+    "other windows": (
+        "gpt_oss",
+        {"gpt-oss.attention.sliding_window_pattern": 3},
+        "pattern is 3, and the layers of gpt_oss models see other parts",
+    ),
+    "as many windows": (
+        "gemma2",
+        {"gemma2.attention.sliding_window_pattern": [1, 1, 0]},
+        r"pattern is \[1, 1, 0\], and",
+    ),
     "shared": ("gemma4_text", {"gemma4.attention.shared_kv_layers": 99}, "make no|cannot be built"),
     "turned": ("gemma4_text", {"gemma4.attention.key_length": 16}, "needs|only if it is 16"),
 }

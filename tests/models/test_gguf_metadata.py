@@ -53,6 +53,13 @@ def test_a_key_that_would_change_the_model_is_named(
         read_config(read_gguf(write_llama(tmp_path, **keys)))
 
 
+def test_a_model_that_sees_and_has_its_rows_in_another_order_is_refused(tmp_path: Path) -> None:
+    sections = {"glm4.rope.dimension_sections": [4, 2, 2, 0]}
+    write_model(new_hf_model("glm4").float(), tmp_path / "m.gguf", metadata=sections)
+    with pytest.raises(GGUFError, match="the text part of a model that sees"):
+        read_config(read_gguf(tmp_path / "m.gguf"))
+
+
 @pytest.mark.parametrize("name", ["blk.0.ffn_down.bias", "blk.9.attn_q.weight", "output.bias"])
 def test_a_tensor_that_no_part_of_the_model_reads_is_named(name: str, tmp_path: Path) -> None:
     path = write_llama(tmp_path, {name: torch.ones(64)})

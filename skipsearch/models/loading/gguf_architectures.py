@@ -197,6 +197,16 @@ def _add_granite(file: GGUFFile, settings: Settings) -> None:
         settings[setting] = file.require_float(f"{_name_of(file)}.{key}", neutral, 1e-9, 1e9)
 
 
+def _add_glm4(file: GGUFFile, settings: Settings) -> None:
+    _add_attention_bias(file, settings)
+    if any(file.get("glm4.rope.dimension_sections", list, [])):
+        raise GGUFError(
+            f"{file.name}: glm4.rope.dimension_sections says that it is the text part of a model "
+            "that sees, whose rows have another order, and those are not read: take the model's "
+            "folder instead"
+        )
+
+
 def _add_seed_oss(file: GGUFFile, settings: Settings) -> None:
     _add_attention_bias(file, settings)
     settings["attention_out_bias"] = "blk.0.attn_output.bias" in file.tensors
@@ -255,9 +265,13 @@ def _add_gemma3(file: GGUFFile, settings: Settings) -> None:
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": file.require_int("gemma3.attention.sliding_window"),
         "query_pre_attn_scalar": scalar,
+        "final_logit_softcapping": file.get("gemma3.final_logit_softcapping", float, 0.0) or None,
         "rope_parameters": {
             "full_attention": rope,
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": file.require_float("gemma3.rope.freq_base_swa", 1e4, 1.0, 1e15),
+            },
         },
     }
 
@@ -540,7 +554,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "hunyuan-dense": Architecture("hunyuan_v1_dense", _add_attention_bias),
     "granite": Architecture("granite", _add_granite, BY_HALVES),
     "granitehybrid": Architecture("granitemoehybrid", _add_granite_hybrid, GRANITE_HYBRID),
-    "glm4": Architecture("glm4", _add_attention_bias, partly_rotated=True),
+    "glm4": Architecture("glm4", _add_glm4, partly_rotated=True),
     "smollm3": Architecture("smollm3", _add_attention_bias, BY_HALVES),
     "ernie4_5": Architecture("ernie4_5", _add_ernie),
     "exaone4": Architecture("exaone4", _add_exaone4),

@@ -55,7 +55,25 @@ def read_config(file: GGUFFile) -> Any:
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # some families replace None
         setattr(config, name, settings[name])
     config.name_or_path = file.name
+    _require_same_windows(file, config)
     return config
+
+
+def _require_same_windows(file: GGUFFile, config: Any) -> None:
+    """Raise GGUFError if other layers of a file see a window of the text than those of a config."""
+    key = f"{file.metadata['general.architecture']}.attention.sliding_window_pattern"
+    pattern, kinds = file.metadata.get(key), getattr(config, "layer_types", None)
+    if pattern is None or kinds is None:
+        return
+    slides = [kind == "sliding_attention" for kind in kinds]
+    if isinstance(pattern, int):  # the last of as many layers sees all of the text
+        pattern = [bool(pattern) and (i + 1) % pattern != 0 for i in range(len(kinds))]
+    if not isinstance(pattern, list) or [bool(slide) for slide in pattern] != slides:
+        raise GGUFError(
+            f"{file.name}: {key} is {str(file.metadata[key])[:40]}, and the layers of "
+            f"{config.model_type} models see other parts of the text: take the model's folder "
+            "instead"
+        )
 
 
 def read_shape(file: GGUFFile) -> tuple[str, int]:
