@@ -6,7 +6,8 @@ package needs an entry point `skipsearch.searchers`.
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from functools import cache
+from importlib import metadata
 
 from skipsearch.core.registry import resolve_name
 from skipsearch.errors import SearchError
@@ -71,3 +72,12 @@ def searcher_table() -> dict[str, str]:
     An entry point cannot replace one of our names, so a name in a profile keeps its meaning.
     """
     return {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)} | SEARCHERS
+
+
+@cache
+def entry_points(group: str) -> metadata.EntryPoints:
+    """Return the entry points of a group.
+
+    Packages stay as they are while a process runs, and listing them takes tens of milliseconds.
+    """
+    return metadata.entry_points(group=group)
