@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.command import run_in_process
+from helpers.embedded import embedded_model
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -21,7 +22,6 @@ from skipsearch.core.recipe import Recipe
 from skipsearch.drafters.exits import DraftPolicy
 from skipsearch.drafters.trained import module_files
 from skipsearch.drafters.trained.module_files import ModuleRef, hash_module_file
-from skipsearch.engine import load_model
 from skipsearch.errors import ModuleError
 from skipsearch.tuning.calibration import load_trained_drafts
 
@@ -114,7 +114,7 @@ def mangled(module: Path, folder: Path, change: str) -> Path:
 def test_it_is_refused_in_one_sentence_that_names_it(
     module: Path, change: str, tmp_path: Path
 ) -> None:
-    model = load_model("demo", "cpu", "float32", engine="lean")
+    model = embedded_model()
     path = mangled(module, tmp_path, change)
     with pytest.raises(ModuleError) as error:
         load_trained_drafts(model, tmp_path, lambda event: None)
@@ -129,7 +129,7 @@ def test_it_is_refused_in_one_sentence_that_names_it(
 @pytest.mark.parametrize("change", EDITS)
 def test_a_recipe_that_names_it_by_its_hash_is_refused_too(change: str, tmp_path: Path) -> None:
     """Whoever wrote the profile wrote the module."""
-    model, module = load_model("demo", "cpu", "float32", engine="lean"), MODULES[0]
+    model, module = embedded_model(), MODULES[0]
     [good] = load_trained_drafts(model, module.parent, lambda event: None)
     path = mangled(module, tmp_path, change)
     spec = good.make_spec(DraftPolicy(4), READ_ALL).model_copy(

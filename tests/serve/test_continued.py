@@ -108,10 +108,18 @@ def test_what_cannot_be_continued_is_refused(
     assert sentence in error["message"]
 
 
-@pytest.mark.parametrize("begun", ["", '{"title": "a', ' {"title": "é🙂", "kind": "cla', "\n{"])
-@pytest.mark.parametrize("profile", ["own", "none"])
+@pytest.mark.parametrize(
+    ("profile", "begun"),
+    [
+        ("own", ""),
+        ("own", '{"title": "a'),
+        ("own", ' {"title": "é🙂", "kind": "cla'),
+        ("own", "\n{"),
+        ("none", ' {"title": "é🙂", "kind": "cla'),
+    ],
+)
 def test_a_constraint_is_of_the_message_and_its_continuation_together(
-    client: TestClient, begun: str, profile: str
+    client: TestClient, profile: str, begun: str
 ) -> None:
     named = {"type": "json_schema", "json_schema": {"name": "part", "schema": SCHEMA}}
     asked = {"response_format": named, "max_tokens": 80, "skipsearch": {"profile": profile}}

@@ -7,9 +7,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Event
 from typing import Any
 
@@ -33,9 +35,12 @@ LONG = [5, 6, 7, 8, 9] * (MIN_TOKENS // 5 + 4)
 OTHER = [9, 8, 7, 6, 4] * (MIN_TOKENS // 5 + 4)
 
 
+_tiny_model = cache(tiny_server.model)
+
+
 def model(weights_sha256: str | None = "1" * 64) -> Any:
     """A model that counts as one from files with this sum."""
-    loaded: Any = tiny_server.model()
+    loaded: Any = copy(_tiny_model())
     loaded.spec = replace(loaded.spec, weights_sha256=weights_sha256)
     return loaded
 
@@ -50,28 +55,26 @@ def serve(
     """Decode prompts one after the other in a new server; return (tokens, cached tokens)."""
     limits = {"prefix_folder": folder, **limits}
     scheduler = Scheduler(Decoder(model(weights_sha256), RECIPE), replace(LIMITS, **limits))
-    outputs: dict[int, list[Any]] = {i: [] for i in range(len(prompts))}
     scheduler.start()
-    for i, prompt in enumerate(prompts):
-        request = Request(prompt, 12, ignore_eos=True)
-        scheduler.submit([Job(request, prompt, tenant, partial(_collect, outputs[i]))])
-        while not (outputs[i] and outputs[i][-1] is None):
-            pass
-    scheduler.close()
     answers = []
-    for chunks in outputs.values():
-        rounds = [output.chunk for output in chunks if output is not None]
+    for prompt in prompts:
+        outputs: SimpleQueue[Any] = SimpleQueue()
+        request = Request(prompt, 12, ignore_eos=True)
+        scheduler.submit([Job(request, prompt, tenant, outputs.put)])
+        rounds = [output.chunk for output in iter(outputs.get, None)]
         tokens = [token for chunk in rounds for token in chunk.tokens]
         answers.append((tokens, rounds[-1].stats.cached_tokens))
+    scheduler.close()
     return answers
 
 
-def _collect(outputs: list[Any], output: Any) -> None:
-    outputs.append(output)
-
-
 def expected(prompt: list[int]) -> list[int]:
-    return Decoder(model(), RECIPE).generate(Request(prompt, 12, ignore_eos=True)).tokens
+    return _decode(tuple(prompt)).copy()
+
+
+@cache
+def _decode(prompt: tuple[int, ...]) -> list[int]:
+    return Decoder(model(), RECIPE).generate(Request([*prompt], 12, ignore_eos=True)).tokens
 
 
 @pytest.mark.parametrize("batch_passes", [False, True])

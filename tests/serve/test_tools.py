@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -67,6 +68,9 @@ CALLED: list[Any] = [
 ]
 
 
+N = 12  # tokens of an answer
+
+
 def client_of(template: Any) -> Iterator[TestClient]:
     decoder = Decoder(adapt(tiny_llama(context=1024), letter_tokenizer(template)), RECIPE)
     with TestClient(build_app(Service(decoder, APIKeys([]), LIMITS, "tiny"))) as client:
@@ -86,8 +90,13 @@ def without() -> Iterator[TestClient]:
 def ask(client: TestClient, messages: list[Any] = USER, **more: Any) -> Any:
     return client.post(
         "/v1/chat/completions",
-        json={"messages": messages, "max_tokens": 24, "temperature": 0} | more,
+        json={"messages": messages, "max_tokens": N, "temperature": 0} | more,
     )
+
+
+@cache
+def full_model() -> FullModel:
+    return FullModel(tiny_llama(context=1024))
 
 
 def expected(
@@ -98,7 +107,7 @@ def expected(
     ids = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True)[
         "input_ids"
     ]
-    answer = FullModel(tiny_llama(context=1024)).greedy(ids, 24)
+    answer = full_model().greedy(ids, N)
     return len(ids), str(tokenizer.decode(answer, skip_special_tokens=True))
 
 
@@ -118,7 +127,7 @@ def test_the_template_gets_the_tools_as_transformers_gives_them(client: TestClie
 
 
 def test_answers_with_tools_are_drafted_and_some_drafts_are_rejected(client: TestClient) -> None:
-    figures = ask(client, tools=TOOLS).json()["skipsearch"]
+    figures = ask(client, tools=TOOLS, max_tokens=24).json()["skipsearch"]
     assert 0 < figures["accepted"] < figures["drafted"]
 
 
