@@ -151,7 +151,7 @@ def test_decode_check_reports_identical_tokens_for_every_prompt(tuned, capsys, m
         capsys,
         monkeypatch,
         *cmd(
-            "decode --profile {} --prompts {} --max-new-tokens 24 --threads 1 --check --json",
+            "decode --profile {} --prompts {} --max-new-tokens 12 --threads 1 --check --json",
             out,
             prompts,
         ),

@@ -13,8 +13,15 @@ from helpers.tiny import tiny_llama
 from models.every_class import build
 from models.tiny import new_hf_model
 
+from skipsearch.cli import doctor
 from skipsearch.engine import native
 from skipsearch.engine.native import build as native_build
+
+
+@pytest.fixture(autouse=True)
+def _the_installation_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installation has a test of its own, in `test_commands.py`."""
+    monkeypatch.setattr(doctor, "_CHECKS", {})
 
 
 def looked_at(capsys: Any, monkeypatch: Any, model: object) -> tuple[int, dict[str, Any]]:

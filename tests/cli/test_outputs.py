@@ -16,8 +16,21 @@ from report.studies import make_study
 Run = Callable[..., tuple[int, str]]
 
 
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("studies")
+    make_study(folder / "search.journal", {"gp": 2}).close()
+    make_study(f"sqlite:///{folder / 'search.db'}", {"gp": 2})
+    return folder
+
+
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+def run(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    studies: Path,
+) -> Run:
     """Return (exit status, stderr) of a command, which must change nothing in its folder."""
 
     def command(*arguments: object) -> tuple[int, str]:
@@ -30,8 +43,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         return status, err
 
     monkeypatch.chdir(tmp_path)
-    make_study("search.journal", {"gp": 2}).close()
-    make_study("sqlite:///search.db", {"gp": 2})
+    for name in ("search.journal", "search.db"):
+        shutil.copy(studies / name, name)
     shutil.copy(GOLDEN / "v3_speculate.yaml", "own.yaml")
     Path("rows.jsonl").write_text(
         "".join(json.dumps({"question": n * "ab"}) + "\n" for n in (1, 2))

@@ -73,16 +73,22 @@ def test_no_file_gets_the_number_of_a_closed_stream() -> None:
     assert done.returncode > 2
 
 
-def test_a_chat_ends_where_input_is_closed() -> None:
-    assert in_shell(f"chat --profile none {DEMO} <&-")[0] == 0
+CHAT = f"chat --profile none {DEMO}".split()
 
 
-def test_chat_refuses_a_line_that_is_not_utf_8_and_goes_on() -> None:
-    code, answers, said = in_shell(f"chat --profile none {DEMO}", b"hi\xff\ndef f\n")
+def test_a_chat_ends_where_input_is_closed(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as Python has it then
+    assert run_in_process(capsys, monkeypatch, *CHAT)[0] == 0
+
+
+def test_chat_refuses_a_line_that_is_not_utf_8_and_goes_on(capsys, monkeypatch) -> None:
+    given = io.TextIOWrapper(io.BytesIO(b"hi\xff\ndef f\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", given)
+    code, answers, said = run_in_process(capsys, monkeypatch, *CHAT)
     assert code == 0
-    assert said.count(b"error: ") == 1
-    assert b"the byte 0xff" in said
-    assert answers.count(b"\n") == 1, "the other line was answered"
+    assert said.count("error: ") == 1
+    assert "the byte 0xff" in said
+    assert answers.count("\n") == 1, "the other line was answered"
 
 
 @pytest.mark.thorough
