@@ -38,7 +38,7 @@ ALIAS = "smollm2-135m-instruct-gguf"
 FILE = packaged_file(ALIAS)
 pytestmark = marks_of(ALIAS, pytest.mark.real, "make real-short")
 
-N_TEXTS, NEW_TOKENS, MAX_PROMPT_TOKENS = 32, 32, 128
+N_TEXTS, NEW_TOKENS, MAX_PROMPT_TOKENS = 16, 32, 128
 # Every drafter that needs no training.
 DRAFTERS: dict[str, DrafterSpec] = {
     "lookup": Lookup(min_match=1, draft_length=4),

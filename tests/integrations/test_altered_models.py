@@ -37,13 +37,13 @@ def drafted() -> Iterator[list[int]]:
 
 
 def ours(model: Any, **settings: Any) -> list[int]:
-    return ss.generate(model, IDS, MASK, max_new_tokens=16, eos_token_id=None, **settings)[
+    return ss.generate(model, IDS, MASK, max_new_tokens=10, eos_token_id=None, **settings)[
         0
     ].tolist()
 
 
 def transformers_own(model: Any) -> list[int]:
-    return type(model).generate(model, IDS, max_new_tokens=16, eos_token_id=None)[0].tolist()
+    return type(model).generate(model, IDS, max_new_tokens=10, eos_token_id=None)[0].tolist()
 
 
 # --- code of a caller's own
@@ -136,7 +136,7 @@ def test_code_of_a_callers_own_is_refused_as_before_the_first_call_or_handed_ove
         assert isinstance(after.value, UnsupportedRequest)
         drafted.clear()
         assert ours(model, fallback=True) == steered
-        assert model.generate(IDS, max_new_tokens=16, eos_token_id=None)[0].tolist() == steered
+        assert model.generate(IDS, max_new_tokens=10, eos_token_id=None)[0].tolist() == steered
         ss.attach(model, MASK, fallback=False)
         with pytest.raises(ss.ModelError):
             model.generate(IDS)
@@ -261,15 +261,15 @@ def test_a_copy_of_an_attached_model_is_attached_and_runs_its_own_weights(
 ) -> None:
     model = tiny_llama()
     ss.attach(model, MASK)
-    first = model.generate(IDS, max_new_tokens=16)[0].tolist()
+    first = model.generate(IDS, max_new_tokens=10)[0].tolist()
     other = copied(model)
     with torch.no_grad():
         other.model.layers[0].mlp.up_proj.weight.mul_(-3)
     drafted.clear()
-    assert other.generate(IDS, max_new_tokens=16)[0].tolist() == transformers_own(other) != first
+    assert other.generate(IDS, max_new_tokens=10)[0].tolist() == transformers_own(other) != first
     assert sum(drafted) > 0
-    assert model.generate(IDS, max_new_tokens=16)[0].tolist() == first
+    assert model.generate(IDS, max_new_tokens=10)[0].tolist() == first
     del model
-    assert other.generate(IDS, max_new_tokens=16)[0].tolist() != first
+    assert other.generate(IDS, max_new_tokens=10)[0].tolist() != first
     ss.detach(other)
     assert "generate" not in vars(other)

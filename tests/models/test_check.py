@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from skipsearch.models.kv_cache import PassPlan
 from skipsearch.models.loading import loader
 from skipsearch.models.reference import (
     FORK_AT,
+    ReferenceOutput,
     max_row_rmse,
     record_reference,
     record_reference_from,
@@ -45,6 +47,7 @@ WINDOWED = [
     "mimo_v2_flash",
     *thorough("ministral", "cohere2", "ministral3", "phimoe"),
 ]
+FUSED = [name for name in ADAPTED if ":" in name]
 RECURRENT = ["lfm2", "qwen3_5_text", "qwen3_next", "falcon_h1", "granitemoehybrid", "jamba"]
 Plant = Callable[[GenericAdapter], None]
 
@@ -181,7 +184,10 @@ def test_what_a_row_says_wrongly_is_refused_too(name: str) -> None:
     assert "after layer 2 or in the head" in refused(model, adapter)
 
 
-@pytest.mark.parametrize("name", ADAPTED)
+# `adapt` runs this check of each row whose modules drive the model, in every other test of it.
+@pytest.mark.parametrize(
+    "name", [*FUSED, *thorough(*(name for name in ADAPTED if name not in FUSED))]
+)
 def test_every_row_and_every_fused_model_passes(name: str) -> None:
     adapter: Any = adapted(name)
     found = check_against(adapter, record_reference(hf_model(name), adapter.spec))
@@ -276,6 +282,12 @@ def test_rows_before_the_fork_are_the_same_in_both_texts() -> None:
     assert known.tokens[0, FORK_AT] != known.tokens[1, FORK_AT]
 
 
+@cache
+def embedded_model(dtype: str) -> tuple[Any, ReferenceOutput]:
+    adapter: Any = loader.load_adapter("demo", "cpu", dtype, None, "hf")
+    return adapter, record_reference_from(adapter)
+
+
 @pytest.mark.parametrize(
     ("dtype", "noise", "difference", "passes"),
     [
@@ -292,8 +304,7 @@ def test_in_16_bits_logits_may_differ_by_the_effect_of_rounding_each_layer_other
     dtype: str, noise: float, difference: float, passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A deep model rounds by more than half the effect of a hidden key."""
-    adapter: Any = loader.load_adapter("demo", "cpu", dtype, None, "hf")
-    known = record_reference_from(adapter)
+    adapter, known = embedded_model(dtype)
     logit_std = float(known.logits.float().std())
     monkeypatch.setattr(_CheckRun, "measure_rounding_noise", lambda *_: noise * logit_std)
     moved = replace(known, logits=known.logits + difference * logit_std)
@@ -308,8 +319,7 @@ def test_in_16_bits_logits_may_differ_by_the_effect_of_rounding_each_layer_other
 def test_the_effect_of_rounding_is_larger_in_fewer_bits_and_below_that_of_a_hidden_key() -> None:
     noises = {}
     for dtype in ("float32", "bfloat16"):
-        adapter: Any = loader.load_adapter("demo", "cpu", dtype, None, "hf")
-        run = _CheckRun(adapter, record_reference_from(adapter))
+        run = _CheckRun(*embedded_model(dtype))
         noises[dtype] = run.measure_rounding_noise(torch.finfo(getattr(torch, dtype)).eps)
         assert 0 < noises[dtype] < max_row_rmse(*run.hide_one_key())
     assert 1000 * noises["float32"] < noises["bfloat16"]

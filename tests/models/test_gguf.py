@@ -97,7 +97,7 @@ def check_file(name: str, number_format: str, path: Path) -> None:
     write_model(make_model(name), path, number_format)
     expected = reference(torch.tensor([PROMPT])).logits[0]
     greedy = reference.generate(
-        torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, eos_token_id=-1
+        torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=-1
     )[0, len(PROMPT) :].tolist()
     scale = float(expected.std())
     for engine in ("native", "lean", "hf"):
@@ -106,10 +106,10 @@ def check_file(name: str, number_format: str, path: Path) -> None:
         assert difference < 2e-3 * scale, (name, number_format, engine)
         assert model.spec.quantization.startswith(f"gguf-{number_format.lower()}")
     model = load(path)
-    assert Decoder(model).generate(PROMPT, 24, ignore_eos=True).tokens == greedy
+    assert Decoder(model).generate(PROMPT, 12, ignore_eos=True).tokens == greedy
     mask = SkipMask(model.spec.n_layers, attn=(1,), mlp=(0,))
     drafted = Decoder(model, mask, draft_length=3, exit_policy=make_exit("fixed")).generate(
-        PROMPT, 24, ignore_eos=True
+        PROMPT, 12, ignore_eos=True
     )
     assert drafted.tokens == greedy
     assert drafted.stats.drafted > 0

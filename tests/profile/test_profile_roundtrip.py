@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -10,6 +11,8 @@ import pytest
 import yaml
 from helpers.golden import check_golden
 from hypothesis import given, settings
+from jsonschema.protocols import Validator
+from jsonschema.validators import validator_for
 from profile_samples import (
     GOLDEN,
     SAMPLES,
@@ -85,9 +88,15 @@ def test_what_says_nothing_is_left_out() -> None:
     )
 
 
+@cache
+def schema_validator() -> Validator:
+    schema = json_schema()
+    return validator_for(schema)(schema)
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_json_schema_allows_what_the_loader_does(name: str) -> None:
-    jsonschema.validate(to_plain_data(SAMPLES[name]()), json_schema())
+    schema_validator().validate(to_plain_data(SAMPLES[name]()))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +125,7 @@ def test_the_json_schema_refuses_kinds_and_keys_that_it_does_not_know(
         part = part[parent]
     part[key] = value
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(data, json_schema())
+        schema_validator().validate(data)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +147,7 @@ def test_the_json_schema_wants_every_key_as_the_loader_does(drafter: int, path: 
         part = part[parent]
     del part[key]
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(data, json_schema())
+        schema_validator().validate(data)
     with pytest.raises(ProfileError, match=r"this key is missing|it has no kind"):
         parse_profile(json.dumps(data).encode(), "x.yaml")
 

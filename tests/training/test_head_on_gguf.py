@@ -112,6 +112,8 @@ def test_a_trained_head_drafts_for_its_file_without_changing_a_token(
             torch.testing.assert_close(parameter.detach(), tensors[name].float())
     assert card.base.quantization == "gguf-q4_1"
     assert card.trained.steps == SETTINGS.steps
+    prompts = texts(6).tolist()
+    plain = [Decoder(model).generate(prompt, 24, ignore_eos=True).tokens for prompt in prompts]
     for weights in ("stored", "int8"):
         spec = Mtp(
             draft_length=4,
@@ -121,12 +123,11 @@ def test_a_trained_head_drafts_for_its_file_without_changing_a_token(
             module=make_reference(result.path, result.path.name),
         )
         drafted = accepted = 0
-        for prompt in texts(6).tolist():
-            plain = Decoder(model).generate(prompt, 40, ignore_eos=True)
+        for prompt, tokens in zip(prompts, plain, strict=True):
             answer = Decoder(model, Recipe((spec,)), module_folders=[out]).generate(
-                prompt, 40, ignore_eos=True
+                prompt, 24, ignore_eos=True
             )
-            assert answer.tokens == plain.tokens
+            assert answer.tokens == tokens
             drafted, accepted = drafted + answer.stats.drafted, accepted + answer.stats.accepted
         assert 0 < accepted < drafted
 
