@@ -43,13 +43,13 @@ def list_specs(model: ModelAdapter) -> list[DraftModel]:
 
 
 def check_draft_models(kind: str = "pruned", engine: str = "native") -> DecodeStats:
-    """Check greedy text, alone and after lookup; some drafts must be rejected."""
+    """Check greedy text, alone and half of the specs after lookup; some drafts are rejected."""
     with use_engine(engine):
         model, full = tiny_model_and_reference()
     draft_model, _ = draft_model_of(kind)
     total = DecodeStats()
-    for spec in list_specs(draft_model):
-        for recipe in (Recipe((spec,)), Recipe((LOOKUP, spec))):
+    for i, spec in enumerate(list_specs(draft_model)):
+        for recipe in (Recipe((spec,)), Recipe((LOOKUP, spec)))[: 2 - i % 2]:
             decoder, by_spec = Decoder(model, recipe), DecodeStats()
             for prompt, n in REQUESTS:
                 result = decoder.generate(prompt, n)
@@ -66,7 +66,7 @@ def check_draft_model_drafts(kind: str = "qwen2") -> DecodeStats:
     draft_model, own = draft_model_of(kind)
     total = DecodeStats()
     for recipe in (Recipe((draft_spec(draft_model),)), Recipe((LOOKUP, draft_spec(draft_model)))):
-        stats, rounds = recorded(model, full, recipe, PROMPTS, 20)
+        stats, rounds = recorded(model, full, recipe, PROMPTS, 12)
         for found in rounds:
             assert found.chain == own.greedy(found.history, len(found.chain)), found
         total += stats

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 from helpers.modules import module_folder, small_kangaroo
-from helpers.tiny import FullModel, tiny_model_and_reference
+from helpers.tiny import FullModel, tiny_model_and_reference, use_engine
 from torch import Tensor
 
 from skipsearch.core.reading import Vocabulary
@@ -111,7 +111,8 @@ def check_kangaroo_passes() -> None:
 
     These are N + 1 passes of one row below the exit, N of the adapter, and one of N + 1 rows above.
     """
-    model, full = tiny_model_and_reference()
+    with use_engine("hf"):
+        model, full = tiny_model_and_reference()
     spec, block, passes = (
         small_kangaroo("attention", 0.1, 5, UNSURE),
         HFAdapter.block,

@@ -112,7 +112,7 @@ class SecondModel:
         return Decoder(model, Recipe((self.spec,)))
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "pruned", "recurrent"])
+@pytest.mark.parametrize("kind", ["pruned", "recurrent", *thorough("qwen2")])
 def test_under_a_constraint_the_text_is_that_of_the_masked_model(kind: str) -> None:
     draftings = [SecondModel(spec) for spec in list_specs(draft_model_of(kind)[0])]
     check_constrained_greedy(draftings, seeds=(0,))  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from skipsearch.decoding.prefix_cache import PrefixCache
 from skipsearch.drafters.skip.session import SkipDrafter, SkipSession
 from skipsearch.engine import RowCache, SharedCache
 from skipsearch.models import adapt, kv_cache
-from skipsearch.models.families.hf_adapter import HFAdapter
+from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.kv_cache import KVCache
 
 from .checks import DRAFTINGS, PROMPTS, assert_partly_accepted
@@ -29,10 +29,10 @@ from .growing_checks import small_caches
 # Where memory may run out, and whether that ends the request or only drops what the next reuses
 # one.
 OF_A_SESSION: dict[str, tuple[Any, str]] = {
-    "no memory for a cache": (HFAdapter, "new_cache"),
+    "no memory for a cache": (FusedAdapter, "new_cache"),
     "for what plans it": (prefix_cache, "lend"),
-    "for a pass": (HFAdapter, "block"),
-    "for the logits": (HFAdapter, "head"),
+    "for a pass": (FusedAdapter, "block"),
+    "for the logits": (FusedAdapter, "head"),
     "for a layer's buffers": (KVCache, "get_buffers"),
     "for larger ones": (kv_cache, "resize"),
     "for a drafter": (SkipDrafter, "new_session"),
@@ -47,6 +47,7 @@ OF_A_BATCH = OF_A_SESSION | {
     "for a copy of a row": (BatchCache, "copy_shared_prefix"),
 }
 TEXT = (*PROMPTS[2], *PROMPTS[2], *PROMPTS[0])
+N = 12  # tokens of an answer
 
 
 @contextmanager
@@ -77,14 +78,14 @@ def test_a_session_is_open_after_an_error_at_any_point(where: str, after: int) -
         session.generate(PROMPTS[2], 3)
         known = session.cached_ids
         with out_of_memory(OF_A_SESSION[where], after) as failed:
-            outcome = _tokens_or_error(lambda: session.generate(TEXT, 20).tokens)
-        assert outcome == ("MemoryError" if failed else full.greedy(TEXT, 20))
-        assert session.cached_ids == [*TEXT, *full.greedy(TEXT, 20)][: len(session.cached_ids)], (
+            outcome = _tokens_or_error(lambda: session.generate(TEXT, N).tokens)
+        assert outcome == ("MemoryError" if failed else full.greedy(TEXT, N))
+        assert session.cached_ids == [*TEXT, *full.greedy(TEXT, N)][: len(session.cached_ids)], (
             "what it stands for is what it has"
         )
         assert failed or len(session.cached_ids) >= len(known)
-        again = session.generate(TEXT, 20)
-    assert again.tokens == full.greedy(TEXT, 20)
+        again = session.generate(TEXT, N)
+    assert again.tokens == full.greedy(TEXT, N)
     assert_partly_accepted(again.stats)
 
 
@@ -95,9 +96,9 @@ def test_a_decoder_answers_after_an_error_at_any_point(where: str) -> None:
     with small_caches():
         for after in (0, 1, 7):
             with out_of_memory(OF_A_SESSION[where], after) as failed:
-                outcome = _tokens_or_error(lambda: decoder.generate(TEXT, 20).tokens)
-            assert outcome == ("MemoryError" if failed else full.greedy(TEXT, 20))
-            assert decoder.generate(TEXT, 20).tokens == full.greedy(TEXT, 20)
+                outcome = _tokens_or_error(lambda: decoder.generate(TEXT, N).tokens)
+            assert outcome == ("MemoryError" if failed else full.greedy(TEXT, N))
+            assert decoder.generate(TEXT, N).tokens == full.greedy(TEXT, N)
 
 
 @pytest.mark.parametrize("after", [1, *thorough(0, 7)])
@@ -112,22 +113,22 @@ def test_rows_and_sessions_of_a_batch_come_back_after_an_error_at_any_point(
         with out_of_memory(OF_A_BATCH[where], after) as failed:
             for tokens in _run(batch, own):
                 assert tokens == "MemoryError" or tokens in [
-                    full.greedy(prompt, 20) for prompt in (TEXT, PROMPTS[0])
+                    full.greedy(prompt, N) for prompt in (TEXT, PROMPTS[0])
                 ]
         assert failed or after
         assert batch.n_free == 3
         assert batch._batch_cache is not None
         assert not batch._batch_cache._rows_in_use(), "every row is free"
         assert not batch._batch_cache._prompts
-        assert _run(batch, own) == [full.greedy(prompt, 20) for prompt in (TEXT, TEXT, PROMPTS[0])]
+        assert _run(batch, own) == [full.greedy(prompt, N) for prompt in (TEXT, TEXT, PROMPTS[0])]
 
 
 def _run(batch: Batch, own: PrefixCache) -> list[Any]:
     """Return the tokens of three requests, or the errors that ended them."""
     rows = [
-        batch.join(Request(TEXT, 20), prefix_cache=own),
-        batch.join(Request(TEXT, 20), tenant="a"),
-        batch.join(Request(PROMPTS[0], 20), tenant="a"),
+        batch.join(Request(TEXT, N), prefix_cache=own),
+        batch.join(Request(TEXT, N), tenant="a"),
+        batch.join(Request(PROMPTS[0], N), tenant="a"),
     ]
     read: list[list[int]] = [[], [], []]
     while batch.running:

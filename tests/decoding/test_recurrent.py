@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.marks import thorough
 from helpers.tiny import LAYERS
 
 import skipsearch as ss
@@ -29,13 +28,25 @@ from .recurrent_checks import (
 
 
 @pytest.mark.parametrize(
-    "family", ["lfm2", *thorough(*(family for family in KINDS if family != "lfm2"))]
+    ("family", "draftings"),
+    [
+        pytest.param("lfm2", (CHAINS[0], CHAINS[-1]), id="lfm2"),
+        *(
+            pytest.param(family, draftings, id=name, marks=pytest.mark.thorough)
+            for family, draftings, name in (
+                ("lfm2", CHAINS, "lfm2, every chain"),
+                *((family, CHAINS[:1], family) for family in KINDS if family != "lfm2"),
+            )
+        ),
+    ],
 )
-def test_greedy_tokens_are_the_full_models_own(family: str) -> None:
+def test_greedy_tokens_are_the_full_models_own(
+    family: str, draftings: tuple[Drafting, ...]
+) -> None:
     """Layers: linear attention, Mamba with attention, short convolutions, Mamba row by row."""
     model, _ = recurrent_world(family)
     assert model.spec.is_recurrent
-    assert_partly_accepted(check_recurrent(family, CHAINS if family == "lfm2" else CHAINS[:1]))
+    assert_partly_accepted(check_recurrent(family, draftings))
 
 
 def test_a_session_that_grows_keeps_its_states() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from helpers.modules import SMALL_MASK, TRAINED_CARD, make_card, make_early_exit_card, noisy_copies
-from helpers.tiny import LAYERS, VOCAB, tiny_llama, tiny_model_and_reference
+from helpers.tiny import LAYERS, VOCAB, tiny_llama, tiny_model_and_reference, use_engine
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.drafters.kangaroo.weights import build_early_exit as assembled_kangaroo
@@ -28,7 +28,8 @@ MIDDLE = SkipMask(LAYERS, (2,), (2,))  # that s3d leaves out in them
 
 
 def model_here() -> HFAdapter:
-    model, _ = tiny_model_and_reference()
+    with use_engine("hf"):
+        model, _ = tiny_model_and_reference()
     assert isinstance(model, HFAdapter)
     return model
 

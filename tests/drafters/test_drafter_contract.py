@@ -222,7 +222,7 @@ def test_a_decoder_tells_it_after_every_verify_pass_of_its_own_what_was_accepted
     witness = Witness(drafter)
     decoder = decoder_with(model, witness, 3)
     for _ in range(2):
-        decoder.generate(PROMPT, 20, temperature=temperature)
+        decoder.generate(PROMPT, 14, temperature=temperature)
     assert [witness.calls[0], witness.calls.count("begin")] == ["begin", 2]
     followers = Counter(pairwise(witness.calls))
     assert followers["draft", "verified"] == witness.calls.count("draft") > 2, (

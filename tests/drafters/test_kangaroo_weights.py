@@ -72,7 +72,8 @@ def test_drafts_follow_the_definition_on_every_engine(engine: str) -> None:
 
 @torch.no_grad()
 def test_an_adapter_that_adds_nothing_behind_all_layers_with_the_models_norm_is_the_model() -> None:
-    model, full = tiny_model_and_reference()
+    with use_engine("hf"):
+        model, full = tiny_model_and_reference()
     tensors = adapter_tensors(model, LAYERS - 1, "attention", 0.0)
     tensors["adapter.attn.run.o_proj.weight"].zero_()
     early = build_early_exit(
@@ -159,7 +160,8 @@ def test_a_row_of_training_is_what_decoding_drafts_from() -> None:
 
 
 def test_training_brings_the_adapter_closer_to_the_model() -> None:
-    model, _ = tiny_model_and_reference()
+    with use_engine("hf"):
+        model, _ = tiny_model_and_reference()
     assert isinstance(model, HFAdapter)
     random = torch.randint(
         64, (16, 20), generator=torch.Generator().manual_seed(0), dtype=torch.int32

@@ -1,6 +1,6 @@
 """Which parameters of a test wait for `make thorough`, and which for `make slow`, by hand.
 
-`make test` tries the unmodified modules or native code, and one of each kind; what repeats that
+`make test` tries the engine lean or native code, and one of each kind; what repeats that
 with another engine, model, seed or pair of settings waits. CI runs `make thorough` for losslessness
 alone: `tests/decoding` and `tests/drafters`."""
 

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -111,23 +112,31 @@ def with_tokenizer(model: ModelAdapter, tokenizer: Any) -> ModelAdapter:
 
 
 class FullModel:
-    """What the unmodified model itself generates: Hugging Face's own forward over the whole
-    sequence at every step, no cache.
+    """What the unmodified model itself generates: Hugging Face's own forward, with a cache of its
+    own.
     """
 
     def __init__(self, hf: Any):
         self.hf = hf
-        self._cache: dict[tuple[int, ...], list[int]] = {}
+        self._texts: dict[tuple[int, ...], list[int]] = {}
+        self._logits: dict[tuple[int, ...], NDArray[np.float64]] = {}
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
-        tokens = self._cache.setdefault(tuple(prompt), [])
+        tokens = self._texts.setdefault(tuple(prompt), [])
+        unread, past = [*prompt, *tokens], None
         while len(tokens) < n:
-            ids = torch.tensor([[*prompt, *tokens]])
-            tokens.append(int(self.hf(ids, use_cache=False).logits[0, -1].argmax()))
+            said = self.hf(torch.tensor([unread]), past_key_values=past, use_cache=True)
+            past = said.past_key_values
+            tokens.append(int(said.logits[0, -1].argmax()))
+            unread = tokens[-1:]
         return tokens[:n]
 
     def next_logits(self, history: Sequence[int]) -> NDArray[np.float64]:
-        return self.hf(torch.tensor([list(history)]), use_cache=False).logits[0, -1].numpy()
+        text = tuple(history)
+        if text not in self._logits:
+            said = self.hf(torch.tensor([text]), use_cache=False).logits[0, -1]
+            self._logits[text] = said.numpy()
+        return self._logits[text].copy()
 
 
 def tiny_model_and_reference(seed: int = 0) -> tuple[ModelAdapter, FullModel]:
@@ -156,6 +165,20 @@ def use_engine(engine: str, device: str = "cpu") -> Iterator[None]:
 def current_device() -> str:
     """The device of `tiny_model_and_reference`."""
     return _device.get()
+
+
+@pytest.fixture(autouse=True)
+def lean_engine() -> Iterator[None]:
+    """Let a folder that imports this decode in half the time of the model's own modules."""
+    with use_engine("lean"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_modules() -> Iterator[None]:
+    """Let the tests of a file in such a folder run the model's own modules."""
+    with use_engine("hf"):
+        yield
 
 
 _engine: ContextVar[str] = ContextVar("engine", default="hf")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.tiny import LAYERS, tiny_model_and_reference
+from helpers.tiny import LAYERS, own_modules, tiny_model_and_reference
 from models.tiny import adapted
 from tuning.small_search import COSTS
 
@@ -19,6 +19,8 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.replay.evidence import CONFIRMED_SUBLAYERS, TRACED_POSITIONS, collect_evidence
 from skipsearch.replay.replay import Replay
 from skipsearch.searchers import Evidence
+
+__all__ = ["own_modules"]
 
 PROMPTS = ((5, 17, 40, 3), (0,), (60, 2, 2, 31, 8, 44, 21, 13, 7))
 MASK = SkipMask(LAYERS, (1, 3), (2,))

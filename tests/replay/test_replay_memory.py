@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from helpers.tiny import LAYERS, tiny_model_and_reference
+from helpers.tiny import LAYERS, own_modules, tiny_model_and_reference
 
 from replay.exact_replay import ExactReplay
 from skipsearch.core.mask import SkipMask
@@ -14,6 +14,8 @@ from skipsearch.engine.sampler import SamplingParams
 from skipsearch.models.loading import placement
 from skipsearch.replay import replay_batches, text_kv
 from skipsearch.replay.replay import Replay
+
+__all__ = ["own_modules"]
 
 PROMPTS = tuple(tuple(range(i, i + 1 + i % 5)) for i in range(20))
 MASKS = (SkipMask(LAYERS, (1, 3), (2,)), SkipMask(LAYERS, (0,), (0, 4)))

@@ -93,7 +93,7 @@ def text_here(count: int = 40) -> Corpus:
 
 
 def lettered() -> HFAdapter:
-    model = small_model()
+    model = small_model(fuse=False)
     assert isinstance(model, HFAdapter)
     model.tokenizer = Letters()
     return model
@@ -138,7 +138,7 @@ def test_texts_are_cut_into_windows_with_the_end_of_a_text_between_them() -> Non
 
 
 def test_the_model_writes_what_decoding_alone_writes() -> None:
-    model = small_model()
+    model = small_model(fuse=False)
     prompts = torch.tensor([[5, 17, 40], [3, 22, 5]], dtype=torch.int32)
     found = generate_corpus(model, prompts, 12, 0.0, 0)
     for prompt, row in zip(prompts.tolist(), found.tolist(), strict=True):

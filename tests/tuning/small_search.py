@@ -5,7 +5,9 @@ of a few words, fixed costs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -35,8 +37,14 @@ class Letters:
         return "".join(chr(t + 32) for t in tokens)
 
 
-def small_model() -> ModelAdapter:
-    model = adapt(tiny_llama(), Letters())
+def small_model(fuse: bool = True) -> ModelAdapter:
+    """fuse: run in the engine lean, which is faster than the model's own modules."""
+    return copy(_small_model(fuse))
+
+
+@cache
+def _small_model(fuse: bool) -> ModelAdapter:
+    model = adapt(tiny_llama(), Letters(), fuse)
     model.spec = replace(model.spec, id="tiny", config_sha256="c" * 64, weights_sha256="e" * 64)
     return model
 

@@ -98,7 +98,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def searched(**options: Any) -> Profile:
     return tune(
-        small_model(),
+        small_model(fuse="draft_models" not in options),
         options.pop("task", small_task()),
         **{"trials": 5, "drafters": "skip", **options},
     )
@@ -226,7 +226,7 @@ def test_a_choice_of_drafters_may_be_the_draft_model_alone(drafters: str, small_
     assert profile.measured is not None
     assert profile.measured.draft_bytes >= ref.weight_bytes
     assert parse_profile(dump_profile(profile).encode(), "a profile") == profile
-    model = small_model()
+    model = small_model(fuse=False)
     gc.collect()  # the draft model is loaded again, from where the search recorded it
     tokens = Decoder(model, recipe).generate([1, 2, 3], 12).tokens
     assert tokens == Decoder(model).generate([1, 2, 3], 12).tokens
@@ -1060,6 +1060,7 @@ def raced_with(
     return searched(drafters=drafters, on_event=listen, trials=7), raced
 
 
+@pytest.mark.usefixtures("fast")
 def test_what_is_predicted_to_be_much_slower_does_not_race(monkeypatch: pytest.MonkeyPatch) -> None:
     _, everyone = raced_with("auto")
     monkeypatch.setattr(race, "HOPELESS_RATIO", 1.0)
@@ -1069,6 +1070,7 @@ def test_what_is_predicted_to_be_much_slower_does_not_race(monkeypatch: pytest.M
     assert predicted[1][1:] == predicted[0][-2:], "the two fastest race"
 
 
+@pytest.mark.usefixtures("fast")
 def test_auto_races_the_best_recipe_of_each_shape() -> None:
     profile, raced = raced_with("auto")
     shapes = [r.recipe.shape for r in raced if r.split == "calibration"]
