@@ -267,7 +267,7 @@ def make_appended_layer_trainable(
     }
     for name, parameter in weight_overlay.get_final_norm(adapter).items():
         assert isinstance(parameter, nn.Parameter)
-        parameter.data = parameter.data.to(wide)
+        parameter.data = parameter.data.to(wide, copy=True)  # the model's own, perhaps
         parameter.requires_grad_()
         parameters[name] = parameter
     return parameters
@@ -289,7 +289,7 @@ def make_trainable(
             for name, parameter in list(module.named_parameters()):
                 full = f"{i}.{kind}.{part}.{name}"
                 if rank is None or parameter.ndim != 2:
-                    parameter.data = parameter.data.to(dtype)
+                    parameter.data = parameter.data.to(dtype, copy=True)  # the model's, perhaps
                     parameter.requires_grad_()
                     yield full, parameter
                     continue

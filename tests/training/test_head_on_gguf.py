@@ -132,6 +132,19 @@ def test_a_trained_head_drafts_for_its_file_without_changing_a_token(
         assert 0 < accepted < drafted
 
 
+def test_a_training_changes_no_weight_of_the_model(tmp_path: Path) -> None:
+    model, some = model_here(tmp_path), texts(2)
+    hidden, _ = run_full_model(model, some)
+    logits = model.head(hidden)
+    corpus, settings = collect_head_corpus(
+        model, requests_of(model), tmp_path / "m", SETTINGS, 2000
+    )
+    train(plan_mtp(model, corpus, 48), corpus, tmp_path / "m", settings, "900%")
+    hidden_after, _ = run_full_model(model, some)
+    assert torch.equal(hidden_after, hidden)
+    assert torch.equal(model.head(hidden_after), logits)
+
+
 def test_a_head_is_refused_with_other_activations(tmp_path: Path) -> None:
     model, other = model_here(tmp_path), model_here(tmp_path, "float")
     student = DraftHeadStudent(model, texts())
