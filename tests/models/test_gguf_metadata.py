@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from helpers.gguf_files import write_model
@@ -15,7 +16,7 @@ import skipsearch as ss
 from models.tiny import new_hf_model
 from skipsearch.errors import ModelError
 from skipsearch.models.loading.gguf_config import read_config
-from skipsearch.models.loading.gguf_file import GGUFError, read_gguf
+from skipsearch.models.loading.gguf_file import GGUFError, can_dequantize, read_gguf
 from skipsearch.models.loading.gguf_model import open_gguf
 
 HEAD_DIM, KV_HEADS = 16, 2
@@ -81,6 +82,18 @@ def test_rotary_angles_are_scaled_as_llama_cpp_scales_them(
 ) -> None:
     rope = read_config(read_gguf(write_llama(tmp_path, **keys))).rope_parameters
     assert (rope["rope_type"], rope.get("factor")) == scaling
+
+
+NUMBERS = {kind.name for kind in gguf.GGMLQuantizationType} - {
+    *("I8", "I16", "I32", "I64", "F64"),  # no weights are stored in them
+    *("Q8_1", "Q8_K"),  # of inputs
+    "Q1_0",  # gguf cannot read it yet
+}
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS))
+def test_a_format_without_kernels_is_unpacked(name: str) -> None:
+    assert can_dequantize(name.lower())
 
 
 def test_a_number_may_be_given_once_for_each_layer(tmp_path: Path) -> None:
