@@ -17,7 +17,8 @@ from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
 from skipsearch.errors import ModelError, UnpackedWeightsWarning
-from skipsearch.models.loading.gguf_file import GGUFError
+from skipsearch.models.loading import gguf_model
+from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
 from skipsearch.models.loading.gguf_model import open_gguf, unpack_stored_modules
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
@@ -287,3 +288,26 @@ def test_llama_cpp_computes_the_same_from_the_same_file(name: str, tmp_path: Pat
     stored = open_gguf(str(path), torch.float32).model
     difference = (stored(torch.tensor([PROMPT])).logits[0] - expected).abs().max()
     assert float(difference) < 1e-2 * float(expected.std())  # it has K/V in 16 bits
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", MODELS)
+def test_any_number_of_the_metadata_may_be_wrong(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is refused in one sentence, or opened."""
+    write_model(make_model(name), tmp_path / "m.gguf")
+    sound, messages = read_gguf(tmp_path / "m.gguf"), []
+    for key, value in sound.metadata.items():
+        others: list[Any] = [0, 1, 3, 7, 4096, -1, 0.0, float("nan"), "text", True, [], [0, 1]]
+        if isinstance(value, list):
+            others += [value[:-1], [*value, value[0]], [0] * len(value), ["text"] * len(value)]
+        for other in others if key.count(".") and not key.startswith("general.") else ():
+            changed = GGUFFile(sound.paths, {**sound.metadata, key: other}, sound.tensors)
+            monkeypatch.setattr(gguf_model, "read_gguf", lambda path, changed=changed: changed)
+            try:
+                open_gguf(str(tmp_path / "m.gguf"), torch.float32)
+            except ModelError as error:
+                messages.append(str(error))
+    assert len(messages) > 20
+    assert all(len(message) < 500 and "\n" not in message for message in messages)
