@@ -16,10 +16,12 @@ from models.tiny import new_random_model
 from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
-from skipsearch.errors import ModelError, UnpackedWeightsWarning
+from skipsearch.drafters.mtp.shipped import load_head_of, ships_loadable_head
+from skipsearch.errors import ModelError, ModuleError, UnpackedWeightsWarning
 from skipsearch.models.loading import gguf_model
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
 from skipsearch.models.loading.gguf_model import open_gguf, unpack_stored_modules
+from skipsearch.models.loading.shipped_heads import ships_draft_head
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -196,7 +198,9 @@ def test_the_fastest_engine_that_can_is_taken_and_the_price_of_unpacking_is_name
             ss.load_model(str(tmp_path / "m.gguf"), device="cpu", engine=engine)
 
 
-def test_a_draft_head_after_the_last_layer_is_left_out(tmp_path: Path) -> None:
+def test_a_draft_head_after_the_last_layer_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reference = make_model("glm4_moe")
     path, n_layers = tmp_path / "m.gguf", reference.config.num_hidden_layers
     head = {f"blk.{n_layers}.nextn.eh_proj.weight": torch.ones(64, 128)}
@@ -205,6 +209,12 @@ def test_a_draft_head_after_the_last_layer_is_left_out(tmp_path: Path) -> None:
     model = open_gguf(str(path), torch.float32).model
     tokens = torch.tensor([PROMPT])
     torch.testing.assert_close(model(tokens).logits, reference(tokens).logits)
+    adapter = ss.load_model(str(path), device="cpu", engine="hf", dtype="float32")
+    assert ships_draft_head(str(path), n_layers)
+    monkeypatch.chdir(tmp_path)  # the config names the file without its folder
+    assert not ships_loadable_head(adapter)
+    with pytest.raises(ModuleError, match="can load none of m, a glm4_moe model"):
+        load_head_of(adapter)
     counts["glm4moe.nextn_predict_layers"] = n_layers + 1
     write_model(reference, path, metadata=counts, extra=head)
     with pytest.raises(GGUFError, match="nextn_predict_layers is 4; it has to be 0 to 3"):

@@ -11,7 +11,7 @@ Qwen3-Next in vLLM.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -82,7 +82,7 @@ class ShippedHead(DraftHead):
 
 def ships_loadable_head(model: ModelAdapter) -> bool:
     """Return whether the folder of a model has a draft head that `load_head_of` can load."""
-    if not isinstance(model, GenericAdapter) or not can_load_head(model.spec.family):
+    if not _can_load_head_of(model):
         return False
     config: Any = model.model.config
     try:
@@ -91,12 +91,17 @@ def ships_loadable_head(model: ModelAdapter) -> bool:
         return False
 
 
+def _can_load_head_of(model: ModelAdapter) -> TypeGuard[GenericAdapter]:
+    spec = model.spec
+    return isinstance(model, GenericAdapter) and can_load_head(spec.family, spec.quantization)
+
+
 def load_head_of(model: ModelAdapter) -> ShippedHead:
     """Return the head that a model ships. Its weights are loaded once for each model.
 
     Raises: ModuleError if it ships none that can be loaded.
     """
-    if not isinstance(model, GenericAdapter) or not can_load_head(model.spec.family):
+    if not _can_load_head_of(model):
         raise ModuleError(
             f"mtp without a module drafts with the head that a model ships, and skipsearch can "
             f"load none of {model.spec.id}, a {model.spec.family} model driven by "

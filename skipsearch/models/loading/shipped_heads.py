@@ -21,6 +21,7 @@ from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.gguf_file import read_gguf
 from skipsearch.models.loading.gguf_model import find_gguf, is_gguf
 from skipsearch.models.loading.hub import resolve_model
+from skipsearch.models.loading.quantize import GGUF_PREFIX
 from skipsearch.models.loading.weight_files import list_stored_tensors, list_weight_files
 from skipsearch.models.third_party import first_line_of, silence_transformers
 
@@ -56,9 +57,13 @@ def _list_tensor_names(model_name: str) -> list[str]:
     return [tensor.name for tensor in list_stored_tensors(list_weight_files(folder, model_name))]
 
 
-def can_load_head(family: str) -> bool:
-    """Return whether the draft heads of a family can be loaded."""
-    return family in _IN_MTP | _AFTER_LAST_LAYER
+def can_load_head(family: str, quantization: str | None = None) -> bool:
+    """Return whether the draft heads of a family can be loaded: from folders, not GGUF files.
+
+    quantization: of the model.
+    """
+    is_file = (quantization or "").startswith(GGUF_PREFIX)
+    return family in _IN_MTP | _AFTER_LAST_LAYER and not is_file
 
 
 def load_shipped_head(model: Any, family: str) -> nn.Module:
