@@ -47,7 +47,7 @@ OF_A_BATCH = OF_A_SESSION | {
     "for a copy of a row": (BatchCache, "copy_shared_prefix"),
 }
 TEXT = (*PROMPTS[2], *PROMPTS[2], *PROMPTS[0])
-N = 12  # tokens of an answer
+N = 16  # tokens of an answer, with which each error occurs
 
 
 @contextmanager
