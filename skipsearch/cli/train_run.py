@@ -134,7 +134,7 @@ class HeadOptions(RunOptions):
     ] = None
     batch_size: Annotated[
         int, typer.Option(min=1, max=4096, help="Windows of 512 tokens per step.")
-    ] = 4
+    ] = 1
     quantization: Annotated[
         str | None,
         typer.Option(
