@@ -16,6 +16,8 @@ from skipsearch.tuning.objective import Objective
 from skipsearch.tuning.study import StudyStore
 
 INITIAL_DESIGN = {"sensitivity": 8, "middle": 6, "uniform": 6}  # masks of each searcher
+# Of the time of a search, for the initial design: a large model judges few masks a minute.
+MAX_INITIAL_SHARE = 0.25
 POLL_INTERVAL_S = 0.2  # between two polls, while only other processes still measure masks
 
 
@@ -59,7 +61,7 @@ class Search:
         learner = make_searcher(searcher_name, self.problem)
         seeds_itself = searcher_name in INITIAL_DESIGN or getattr(learner, "seeds_itself", False)
         queue = dict.fromkeys(first_masks, FIRST_PROPOSER)
-        queue |= {} if seeds_itself else self._initial_masks()
+        design = {} if seeds_itself else self._initial_masks()
         for trial in self.judged_trials.values():
             learner.tell(trial)
         try:
@@ -73,14 +75,16 @@ class Search:
                 )
             while not self._is_budget_spent():
                 began = perf_counter()
-                mask = self._next_mask([*orphaned, *queue], learner)
+                if self.limit_s and began - self.started > MAX_INITIAL_SHARE * self.limit_s:
+                    design = {}
+                mask = self._next_mask([*orphaned, *queue, *design], learner)
                 if mask is None and not self.pending:
                     break
                 if mask is None:  # the process that measures the last masks may die
                     sleep(POLL_INTERVAL_S)
                 else:
-                    proposer = queue.get(mask) or searcher_name
-                    if mask not in queue and mask not in orphaned:
+                    proposer = queue.get(mask) or design.get(mask) or searcher_name
+                    if mask not in {**queue, **design} and mask not in orphaned:
                         proposer = str(getattr(learner, "proposer", searcher_name))
                     judged = self.judged_trials.get(mask)
                     if judged := judged or self._evaluate(mask, proposer, began):
