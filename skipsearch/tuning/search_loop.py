@@ -113,13 +113,19 @@ class Search:
         return sorted(judged, key=lambda t: (-(t.speedup or 0.0), t.seconds_per_token))[:count]
 
     def _initial_masks(self) -> dict[SkipMask, str]:
-        """Return the masks of the initial design, each with the name of its searcher."""
-        design: dict[SkipMask, str] = {}
+        """Return the masks of the initial design, each with the name of its searcher.
+
+        The searchers take turns, so that a design that is cut short has masks of all.
+        """
+        turns = list[tuple[int, SkipMask, str]]()
         for name, count in INITIAL_DESIGN.items():
             searcher, masks = make_searcher(name, self.problem), list[SkipMask]()
             while len(masks) < count and (mask := searcher.ask(masks)) is not None:
                 masks.append(mask)
-            design |= {mask: name for mask in masks if mask not in design}
+            turns += [(turn, mask, name) for turn, mask in enumerate(masks)]
+        design: dict[SkipMask, str] = {}
+        for _, mask, name in sorted(turns, key=lambda entry: entry[0]):
+            design.setdefault(mask, name)
         return design
 
     def _sync(self, searcher: Searcher) -> tuple[SkipMask, ...]:
