@@ -15,8 +15,9 @@ from skipsearch.tuning.events import Notice, StageProgress, TuneListener
 from skipsearch.tuning.objective import Objective
 from skipsearch.tuning.study import StudyStore
 
-INITIAL_DESIGN = {"sensitivity": 8, "middle": 6, "uniform": 6}  # masks of each searcher
-# Of the time of a search, for the initial design: a large model judges few masks a minute.
+INITIAL_DESIGN = {"middle": 6, "uniform": 6, "sensitivity": 8}  # masks of each searcher
+# Of the time of a search, for the initial design after one mask of each searcher: a large model
+# judges few masks a minute.
 MAX_INITIAL_SHARE = 0.25
 POLL_INTERVAL_S = 0.2  # between two polls, while only other processes still measure masks
 
@@ -76,7 +77,7 @@ class Search:
             while not self._is_budget_spent():
                 began = perf_counter()
                 if self.limit_s and began - self.started > MAX_INITIAL_SHARE * self.limit_s:
-                    design = {}
+                    design = dict(list(design.items())[: len(INITIAL_DESIGN)])
                 mask = self._next_mask([*orphaned, *queue, *design], learner)
                 if mask is None and not self.pending:
                     break

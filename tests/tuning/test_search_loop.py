@@ -14,7 +14,7 @@ from skipsearch.tuning.events import ignore_event
 from skipsearch.tuning.search_loop import Search
 
 
-@pytest.mark.parametrize(("limit_s", "n_initial"), [(20.0, 6), (100.0, 11), (None, 11)])
+@pytest.mark.parametrize(("limit_s", "n_initial"), [(4.0, 3), (20.0, 6), (100.0, 11), (None, 11)])
 def test_the_initial_design_takes_at_most_a_quarter_of_the_time(
     limit_s: float | None, n_initial: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
