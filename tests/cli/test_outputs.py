@@ -70,10 +70,10 @@ def names(name: str) -> list[str]:
 @pytest.mark.parametrize("out", names("own.yaml"))
 def test_a_report_is_not_written_over_its_profile(run: Run, tmp_path: Path, out: str) -> None:
     for place in (out, tmp_path / out):
-        status, err = run(*cmd("report --profile own.yaml --out {} --force", place))
+        status, err = run(*cmd("report own.yaml --out {} --force", place))
         assert (status, err) == (
             1,
-            f"error: --out {place} is the file of --profile, which would be lost: write another "
+            f"error: --out {place} is the file of PROFILE, which would be lost: write another "
             "with --out",
         )
 
@@ -115,7 +115,7 @@ def test_a_search_does_not_replace_its_own_study_or_text(
 def test_neither_a_pipe_nor_a_device_is_replaced_by_a_file(run: Run, out: str) -> None:
     os.mkfifo("pipe")
     for command in (
-        cmd("report --profile own.yaml --out {} --force", out),
+        cmd("report own.yaml --out {} --force", out),
         cmd("tune --model demo --task . --out {} --force", out),
     ):
         status, err = run(*command)
