@@ -77,13 +77,12 @@ def _check_versions() -> str:
 
 
 def _check_machine() -> str:
-    import torch
-
     from skipsearch.core.machine import describe_machine
     from skipsearch.engine.native.build import best_instruction_set
+    from skipsearch.models.loading.placement import pick_device
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return f"{describe_machine(device).description}, CPU kernels for {best_instruction_set()}"
+    machine = describe_machine(pick_device("auto"))
+    return f"{machine.description}, CPU kernels for {best_instruction_set()}"
 
 
 def _check_read_rate() -> str:
@@ -92,9 +91,10 @@ def _check_read_rate() -> str:
         return "not timed, because other programs keep the cores busy"
     import torch
 
+    from skipsearch.models.loading.placement import pick_device
     from skipsearch.timing.read_rate import measure_read_rate
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = pick_device("auto")
     threads = "" if device.type == "cuda" else f" on {torch.get_num_threads()} threads"
     rate = measure_read_rate(device)
     return (

@@ -151,8 +151,9 @@ class DecodeLoop:
         prompt, stop_condition = prepared.prompt_ids, prepared.stop_condition
         try:
             request = self._new_request(prepared, lease)
-            if prompt_rows is not None and self._can_read_parts():
-                while len(prompt) - lease.cache.length > prompt_rows:
+            n_unread = len(prompt) - lease.cache.length
+            if prompt_rows is not None and n_unread > prompt_rows and self._can_read_parts():
+                for _ in range((n_unread - 1) // prompt_rows):
                     self._read_prompt(request, prompt_rows)
                     yield Chunk([], "")
             first = self._prefill(request)

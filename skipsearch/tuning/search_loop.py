@@ -62,7 +62,9 @@ class Search:
         learner = make_searcher(searcher_name, self.problem)
         seeds_itself = searcher_name in INITIAL_DESIGN or getattr(learner, "seeds_itself", False)
         queue = dict.fromkeys(first_masks, FIRST_PROPOSER)
-        design = {} if seeds_itself else self._initial_masks()
+        design = [] if seeds_itself else [*self._initial_masks().items()]
+        queue |= design[: len(INITIAL_DESIGN)]
+        later = dict(design[len(INITIAL_DESIGN) :])  # are judged only if there is time
         for trial in self.judged_trials.values():
             learner.tell(trial)
         try:
@@ -77,15 +79,16 @@ class Search:
             while not self._is_budget_spent():
                 began = perf_counter()
                 if self.limit_s and began - self.started > MAX_INITIAL_SHARE * self.limit_s:
-                    design = dict(list(design.items())[: len(INITIAL_DESIGN)])
-                mask = self._next_mask([*orphaned, *queue, *design], learner)
+                    later = {}
+                known = queue | later
+                mask = self._next_mask([*orphaned, *known], learner)
                 if mask is None and not self.pending:
                     break
                 if mask is None:  # the process that measures the last masks may die
                     sleep(POLL_INTERVAL_S)
                 else:
-                    proposer = queue.get(mask) or design.get(mask) or searcher_name
-                    if mask not in {**queue, **design} and mask not in orphaned:
+                    proposer = known.get(mask) or searcher_name
+                    if mask not in known and mask not in orphaned:
                         proposer = str(getattr(learner, "proposer", searcher_name))
                     judged = self.judged_trials.get(mask)
                     if judged := judged or self._evaluate(mask, proposer, began):

@@ -17,6 +17,7 @@ from helpers.gguf_files import FORMATS, round_model, write_model
 import skipsearch as ss
 from models.tiny import new_hf_model
 from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.exits import make_exit
 from skipsearch.engine.native import NativeAdapter
@@ -105,15 +106,21 @@ def check_file(name: str, number_format: str, path: Path) -> None:
         difference = float((logits_of(model, PROMPT) - expected).abs().max())
         assert difference < 2e-3 * scale, (name, number_format, engine)
         assert model.spec.quantization.startswith(f"gguf-{number_format.lower()}")
-    model = load(path)
-    assert Decoder(model).generate(PROMPT, 12, ignore_eos=True).tokens == greedy
+    stats = check_greedy(load(path), PROMPT, greedy)
+    assert stats.accepted < stats.drafted
+
+
+def check_greedy(model: Any, prompt: list[int], greedy: list[int]) -> DecodeStats:
+    """Check greedy text, plain and drafted; return the stats of the latter."""
+    n_tokens = len(greedy)
+    assert Decoder(model).generate(prompt, n_tokens, ignore_eos=True).tokens == greedy
     mask = SkipMask(model.spec.n_layers, attn=(1,), mlp=(0,))
     drafted = Decoder(model, mask, draft_length=3, exit_policy=make_exit("fixed")).generate(
-        PROMPT, 12, ignore_eos=True
+        prompt, n_tokens, ignore_eos=True
     )
     assert drafted.tokens == greedy
     assert drafted.stats.drafted > 0
-    assert drafted.stats.accepted < drafted.stats.drafted
+    return drafted.stats
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -13,10 +13,8 @@ from helpers.gguf_files import ARCHITECTURES, write_model
 from helpers.marks import thorough
 
 import skipsearch as ss
+from models.test_gguf import check_greedy
 from models.tiny import new_random_model
-from skipsearch.core.mask import SkipMask
-from skipsearch.decoding import Decoder
-from skipsearch.drafters.exits import make_exit
 from skipsearch.drafters.mtp.shipped import load_head_of, ships_loadable_head
 from skipsearch.errors import ModelError, ModuleError, UnpackedWeightsWarning
 from skipsearch.models.loading import gguf_model
@@ -184,13 +182,7 @@ def test_drafts_change_no_token(name: str, tmp_path: Path) -> None:
         torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, eos_token_id=-1
     )[0, len(PROMPT) :].tolist()
     model = ss.load_model(str(tmp_path / "m.gguf"), device="cpu", engine="hf", dtype="float32")
-    assert Decoder(model).generate(PROMPT, 24, ignore_eos=True).tokens == greedy
-    mask = SkipMask(model.spec.n_layers, attn=(1,), mlp=(0,))
-    drafted = Decoder(model, mask, draft_length=3, exit_policy=make_exit("fixed")).generate(
-        PROMPT, 24, ignore_eos=True
-    )
-    assert drafted.tokens == greedy
-    assert drafted.stats.drafted > 0
+    check_greedy(model, PROMPT, greedy)
 
 
 def test_the_fastest_engine_that_can_is_taken_and_the_price_of_unpacking_is_named(
