@@ -36,6 +36,9 @@ class Continuation:
 
     tokens: list[int]
     kv: TextKV | None = None  # of prompt and tokens; None: not kept
+    # Input and output of the last layer at prompt and tokens, [2, n, H]; None: not kept. The last
+    # token is missing, since nothing has read it yet.
+    states: Tensor | None = None
 
 
 def prompts_per_pass(model: ModelAdapter) -> int:
@@ -53,12 +56,14 @@ def generate_continuations(
     seed: int = 0,
     constraint: Constraint | None = None,
     keep_kv: bool = False,
+    keep_states: bool = False,
 ) -> list[Continuation]:
     """Return the continuation of each prompt.
 
     A text ends as in decoding: by end of sequence, a repeat, the length or the model's context.
     sampling: as for the decoder; prompt i has the seed `seed + i`.
-    keep_kv: keep the K/V of the texts, if the model's cache is a plain one.
+    keep_kv: keep the K/V of the texts, if the model's cache is a plain one. keep_states: keep the
+    input and the output of the last layer.
     progress(tokens done, tokens that may be generated): if a text ends early, the rest of its
     tokens count as done.
 
@@ -92,6 +97,7 @@ def generate_continuations(
             chooser,
             _after(done, total, progress),
             keep_kv,
+            keep_states,
         )
         written |= zip(group, texts, strict=True)
         done += sum(max_tokens[i] for i in group)
@@ -108,8 +114,9 @@ def continue_in_turn(
     seed: int = 0,
     constraint: Constraint | None = None,
     keep_kv: bool = False,
+    keep_states: bool = False,
 ) -> list[Continuation]:
-    """Generate as `generate_continuations` does, but one prompt at a time. K/V are not kept.
+    """Generate as `generate_continuations` does, but one prompt at a time, and keep nothing.
 
     This is for models that cannot batch prompts of different lengths.
     """
@@ -202,6 +209,27 @@ class _Chooser:
         ]
 
 
+class _StateTap:
+    """A tap that keeps the input and the output of the last layer by text."""
+
+    def __init__(self, n_layers: int, n_texts: int):
+        self.layers = (n_layers - 1, n_layers)
+        self._latest = dict[int, Tensor]()  # [B, T, H] by layer, of one pass
+        self._parts = [list[Tensor]() for _ in range(n_texts)]
+
+    def __call__(self, layer: int, hidden: Tensor) -> None:
+        self._latest[layer] = hidden
+
+    def add(self, text: int, row: int, n_tokens: int) -> None:
+        """Keep the first tokens of a row of the latest pass as the next ones of a text."""
+        states = [self._latest[layer][row, :n_tokens] for layer in self.layers]
+        self._parts[text].append(torch.stack(states))
+
+    def join(self, text: int) -> Tensor:
+        """Return what was kept of a text, [2, n, H]."""
+        return torch.cat(self._parts[text], dim=1)
+
+
 def _after(before: int, total: int, progress: Callable[[int, int], None]) -> Callable[[int], None]:
     """Return the progress callback of a batch that starts after `before` tokens."""
     return lambda done: progress(before + done, total)
@@ -215,6 +243,7 @@ def _generate_group(
     chooser: _Chooser,
     progress: Callable[[int], None],
     keep_kv: bool,
+    keep_states: bool,
 ) -> list[Continuation]:
     spec = model.spec
     longest = max(map(len, prompt_ids))
@@ -224,6 +253,7 @@ def _generate_group(
     cache, planner = model.new_cache(len(prompt_ids), capacity), Planner(capacity, spec.device)
     padded = torch.tensor([[*p, *[0] * (longest - len(p))] for p in prompt_ids], device=spec.device)
     lengths = torch.tensor([[len(p)] for p in prompt_ids], device=spec.device)
+    tap = _StateTap(spec.n_layers, len(prompt_ids)) if keep_states else None
     # All tokens but the last of each prompt. Padding follows a text, so no token attends to it.
     if longest > 1:
         forward(
@@ -232,7 +262,11 @@ def _generate_group(
             cache,
             planner.plan_chain(0, longest - 1, len(prompt_ids)),
             last_only=True,
+            tap=tap,
         )
+        for i, p in enumerate(prompt_ids):
+            if tap is not None:
+                tap.add(i, i, len(p) - 1)
     token, position = padded.gather(1, lengths - 1), lengths - 1  # [B, 1]
     generated: list[list[int]] = [[] for _ in prompt_ids]
     rows = list(range(len(prompt_ids)))  # text index of each row of the pass
@@ -249,11 +283,13 @@ def _generate_group(
     while True:
         keys = int(position.max()) + 1
         visible = (planner.list_slots(keys) <= position)[:, None, None]  # [B, 1, 1, keys]
-        logits = forward(model, token, cache, PassPlan(position, position, keys, visible, None))[
-            :, 0
-        ]
+        plan = PassPlan(position, position, keys, visible, None)
+        logits = forward(model, token, cache, plan, tap=tap)[:, 0]
         open_rows = [row for row, text in enumerate(rows) if text in running]
         texts = [rows[row] for row in open_rows]
+        for text, row in zip(texts, open_rows, strict=True):
+            if tap is not None:
+                tap.add(text, row, 1)
         tokens = chooser.choose(logits if len(texts) == len(rows) else logits[open_rows], texts)
         for text, token_id in zip(texts, tokens, strict=True):
             generated[text].append(token_id)
@@ -264,7 +300,10 @@ def _generate_group(
         progress(done)
         if not running:
             keep_rows(rows)
-            return [Continuation(text, kv_by_text.get(i)) for i, text in enumerate(generated)]
+            return [
+                Continuation(text, kv_by_text.get(i), None if tap is None else tap.join(i))
+                for i, text in enumerate(generated)
+            ]
         # A row whose text has ended reads its last token again, and its logits are ignored, until
         # enough rows have ended to be dropped from the batch.
         token = token.clone()

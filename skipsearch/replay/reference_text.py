@@ -134,6 +134,7 @@ def write_reference_text(
     limit_s: float | None = None,
     max_kv_bytes: float = 0,
     min_texts: int = MIN_TEXTS,
+    keep_states: bool = False,
 ) -> list[Continuation]:
     """Return the continuations of the first prompts: of all of them, if the time suffices.
 
@@ -141,6 +142,7 @@ def write_reference_text(
     begins of which more than half would come later, by the time of the one before, but min_texts
     texts are written in any case. The time that stored texts took counts, so that a resumed search
     has the texts of the first one. max_kv_bytes: memory for the K/V of texts that are written here.
+    keep_states: keep the states of these, see `Continuation`.
     progress(tokens done, tokens that may be generated).
     """
     generate = generate_continuations if model.spec.ragged_batches else continue_in_turn
@@ -175,6 +177,7 @@ def write_reference_text(
             seed,
             settings.constraint,
             keep_kv=max_kv_bytes > 0,
+            keep_states=keep_states,
         )
         max_kv_bytes -= sum(text.kv.nbytes for text in written if text.kv is not None)
         wave_s = perf_counter() - started

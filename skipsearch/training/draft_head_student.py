@@ -1,9 +1,9 @@
 """The student of a draft head, and the least-squares fit that it starts from.
 
-A text is drafted from every position at once. Depth 0 reads the full model's hidden states, in one
-pass over the text. Depth d reads the output of depth d − 1 at the position before. Its row j
-attends to the keys that decoding has in that step: those of depth 0 up to position j − d, those of
-depths 1 … d − 1 that the same round made, and itself.
+A text is drafted from every position of its answer at once. Depth 0 reads the full model's hidden
+states, in one pass over the text. Depth d reads the output of depth d − 1 at the position before.
+A round that starts at row j attends to the keys that decoding has in that step: those of depth 0 up
+to row j, and its own of depths 1 … d.
 
 The teacher's output does not change, so it is computed once for each text, and read from a file.
 Several texts share a window of rows, and attend to themselves alone.
@@ -77,16 +77,35 @@ class HeadLesson:
     text_numbers: Tensor | None = None
     starts_round: Tensor | None = None
 
-    def counts(self, depth: int) -> Tensor | None:
-        """Return which rows of a draft step are trained on, [B, T − 1 − depth]; None: all.
+    def counts(self, depth: int) -> Tensor:
+        """Return whether step `depth` of a round that starts at each row is trained on, [B, T − 1].
 
         The round starts in the answer, and the drafted token is in the same text.
         """
         if self.text_numbers is None or self.starts_round is None:
-            return None
-        begun = self.text_numbers[:, : -1 - depth]
-        drafted = F.pad(self.text_numbers[:, 2 + depth :], (0, 1), value=NO_TEXT)
-        return self.starts_round[:, : -1 - depth] & (begun == drafted)
+            n_texts, n_rows = self.tokens[:, 1:].shape
+            rows = torch.arange(n_rows, device=self.tokens.device)
+            return (rows + depth < n_rows).expand(n_texts, n_rows)
+        drafted = F.pad(self.text_numbers[:, 2 + depth :], (0, 1 + depth), value=NO_TEXT)
+        return self.starts_round[:, :-1] & (self.text_numbers[:, :-1] == drafted)
+
+    def list_rounds(self) -> Tensor:
+        """Return the rows at which rounds of two steps or more start, [B, R].
+
+        A text with fewer of them than another one has other rows after them.
+        """
+        counted = self.counts(1).byte()
+        n_rounds = max(1, int(counted.sum(dim=1).max()))
+        return counted.sort(dim=1, descending=True, stable=True).indices[:, :n_rounds]
+
+
+@dataclass(frozen=True)
+class DraftStep:
+    """The output of one draft step in R rounds of each text."""
+
+    states: Tensor  # [B, R, H]
+    rounds: Tensor  # [B, R], the row at which each round starts
+    counted: Tensor  # [B, R], whether it is trained on
 
 
 class _StepwiseCache(KVCache):
@@ -216,43 +235,52 @@ class DraftHeadStudent:
         return TeacherTargets(tokens, targets.probs.masked_fill(tokens < 0, 0.0))
 
     def run_draft(self, lesson: HeadLesson, offset: int) -> tuple[Tensor, TeacherTargets]:
-        """Return (input of the draft's head [B, R, H], targets) of all depths, one after the other.
+        """Return (input of the draft's head [1, N, H], targets) of the rows that count.
 
-        Depth d (from 0) has the rows d … T − 2. If not all of them count, those that do are in one
-        text, [1, R, H]. offset: not used.
+        Those of depth 0 come first. offset: not used.
         """
-        outputs = self._run_depths(lesson)
-        targets = [self._targets_of(lesson, depth) for depth in range(self.draft_length)]
-        counted = [lesson.counts(depth) for depth in range(self.draft_length)]
+        steps = self._run_depths(lesson)
+        targets = [self._targets_of(lesson, depth, step) for depth, step in enumerate(steps)]
 
         def join(parts: Sequence[Tensor]) -> Tensor:
-            if counted[0] is None:
-                return torch.cat(list(parts), dim=1)
-            chosen = [part[count] for part, count in zip(parts, counted, strict=True)]
+            chosen = [part[step.counted] for part, step in zip(parts, steps, strict=True)]
             return torch.cat(chosen)[None]
 
-        return join(outputs), TeacherTargets(
+        return join([step.states for step in steps]), TeacherTargets(
             join([target.tokens for target in targets]), join([target.probs for target in targets])
         )
 
-    def _run_depths(self, lesson: HeadLesson) -> list[Tensor]:
-        """Return the output of each draft step at all of its rows, [B, T − 1 − depth, H]."""
-        n_rows, numbers = lesson.tokens.shape[1] - 1, lesson.text_numbers
-        embedded, states = self._embed(lesson.tokens[:, 1:]), lesson.hidden[:, :-1]
-        cache = _StepwiseCache(self._layer + 1, len(lesson.tokens))
-        outputs = list[Tensor]()
-        for depth in range(self.draft_length):
-            x = self.mix(embedded[:, depth:], states)
-            plan = plan_depth(
-                n_rows, depth, x.device, text_numbers=None if numbers is None else numbers[:, :-1]
-            )
-            outputs.append(self.adapter.block(self._layer, x, cache, plan, attn=True, mlp=True))
-            states = outputs[-1][:, :-1]
-        return outputs
+    def _run_depths(self, lesson: HeadLesson) -> list[DraftStep]:
+        """Return the draft steps: the first at all rows, the others in the rounds that count."""
+        n_texts, n_rows = lesson.tokens[:, 1:].shape
+        numbers = None if lesson.text_numbers is None else lesson.text_numbers[:, :-1]
+        embedded, cache = (
+            self._embed(lesson.tokens[:, 1:]),
+            _StepwiseCache(self._layer + 1, n_texts),
+        )
 
-    def _targets_of(self, lesson: HeadLesson, depth: int) -> TeacherTargets:
-        rows = slice(1 + depth, None)
-        return TeacherTargets(lesson.targets.tokens[:, rows], lesson.targets.probs[:, rows])
+        def run(embedded: Tensor, states: Tensor, plan: PassPlan) -> Tensor:
+            x = self.mix(embedded, states)
+            return self.adapter.block(self._layer, x, cache, plan, attn=True, mlp=True)
+
+        plan = plan_depth(n_rows, 0, embedded.device, text_numbers=numbers)
+        states = run(embedded, lesson.hidden[:, :-1], plan)
+        every_row = torch.arange(n_rows, device=states.device).expand(n_texts, n_rows)
+        steps, rounds = [DraftStep(states, every_row, lesson.counts(0))], lesson.list_rounds()
+        states = _take_rows(states, rounds)
+        for depth in range(1, self.draft_length):
+            states = run(
+                _take_rows(embedded, rounds + depth),
+                states,
+                plan_rounds(rounds, depth, n_rows, numbers),
+            )
+            counted = lesson.counts(depth).gather(1, rounds)
+            steps.append(DraftStep(states, rounds, counted))
+        return steps
+
+    def _targets_of(self, lesson: HeadLesson, depth: int, step: DraftStep) -> TeacherTargets:
+        rows, targets = step.rounds + 1 + depth, lesson.targets
+        return TeacherTargets(_take_rows(targets.tokens, rows), _take_rows(targets.probs, rows))
 
     @no_grad
     def measure_alpha_by_depth(self, texts: Tensor) -> list[float]:
@@ -270,21 +298,21 @@ class DraftHeadStudent:
                 following = self._rows.rows_of(following)
             # Whether the model would choose the text.
             follows = lesson.targets.tokens[:, 1:-1, 0] == following
-            reached = None
-            for depth, states in enumerate(self._run_depths(lesson)):
-                counted = lesson.counts(depth)
-                if counted is None:
-                    counted = torch.ones_like(states[..., 0], dtype=torch.bool)
-                reached = counted if reached is None else counted & reached
-                choice = torch.full_like(reached, -2, dtype=torch.long)
-                rows, max_rows = states[reached], max_head_rows(self.model)
-                choice[reached] = torch.cat(
-                    [self.head(some[None])[0].argmax(-1) for some in rows.split(max_rows)]
-                )
-                right = choice == self._targets_of(lesson, depth).tokens[..., 0]
-                accepted[depth] += (right & reached).sum().cpu()
-                reached_count[depth] += reached.sum().cpu()
-                reached = (right & reached)[:, :-1] & follows[:, depth:]
+            reached = lesson.counts(0)  # by the row at which the round starts
+            for depth, step in enumerate(self._run_depths(lesson)):
+                counted = step.counted & reached.gather(1, step.rounds)
+                max_rows = max_head_rows(self.model)
+                choice = [
+                    self.head(rows[None])[0].argmax(-1)
+                    for rows in step.states[counted].split(max_rows)
+                ]
+                right = torch.zeros_like(counted)
+                wanted = self._targets_of(lesson, depth, step).tokens[..., 0]
+                right[counted] = torch.cat(choice) == wanted[counted]
+                accepted[depth] += right.sum().cpu()
+                reached_count[depth] += counted.sum().cpu()
+                right &= _take_rows(follows[..., None], step.rounds + depth)[..., 0]
+                reached = torch.zeros_like(reached).scatter(1, step.rounds, right)
         return (accepted / reached_count.clamp(min=1)).tolist()
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -342,7 +370,8 @@ class DraftHeadStudent:
     def _read_fit_rows(self, texts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return (tokens [B, T], output and input of the last layer [B, T, H], rows [B, T − 1]).
 
-        rows: whether the next token is of the same text."""
+        rows: whether the next token is of the same text, and not its last, which has no features.
+        """
         device, shape = self.model.spec.device, texts.shape
         if self.features is None:
             tokens = texts.long().to(device)
@@ -354,8 +383,45 @@ class DraftHeadStudent:
             values.unflatten(0, shape).to(device)
             for values in (stored.tokens, read.hidden, read.last_input, stored.text_numbers)
         )
-        rows = (numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] != NO_TEXT)
+        is_last = numbers[:, 1:] != F.pad(numbers[:, 2:], (0, 1), value=NO_TEXT)
+        rows = (numbers[:, 1:] == numbers[:, :-1]) & (numbers[:, 1:] != NO_TEXT) & ~is_last
         return tokens, hidden, last_input, rows
+
+
+def plan_rounds(
+    rounds: Tensor, depth: int, n_rows: int, text_numbers: Tensor | None = None
+) -> PassPlan:
+    """Plan the pass of draft step `depth`, from 1, of rounds alone.
+
+    rounds: [B, R], the row at which each starts. n_rows: those of depth 0, whose keys come first;
+    those of each later depth follow, one for each round. A round attends to the keys of depth 0 up
+    to the row at which it starts, and to its own. text_numbers: see `plan_depth`.
+    """
+    n_rounds, device = rounds.shape[1], rounds.device
+    rows = torch.arange(n_rows, device=device)
+    visible = rows <= rounds[..., None]  # [B, R, n_rows]
+    if text_numbers is not None:
+        of_rounds = text_numbers.gather(1, rounds)
+        visible = visible & (text_numbers[:, None] == of_rounds[..., None])
+    own = torch.eye(n_rounds, dtype=torch.bool, device=device).expand(len(rounds), -1, -1)
+    depths = range(1, depth + 1)
+    n_keys = n_rows + depth * n_rounds
+    return PassPlan(
+        rounds + depth,
+        torch.arange(n_keys - n_rounds, n_keys, device=device)[None],
+        n_keys,
+        torch.cat([visible, *(own for _ in depths)], dim=2)[:, None],
+        n_keys - n_rounds,
+        key_positions=torch.cat(
+            [rows.expand(len(rounds), -1), *(rounds + step for step in depths)], dim=1
+        ),
+    )
+
+
+def _take_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """Return rows of values, [B, T, H] and [B, R] -> [B, R, H]; after the last row, the last."""
+    rows = rows.clamp(max=values.shape[1] - 1)[..., None]
+    return values.gather(1, rows.expand(-1, -1, values.shape[2]))
 
 
 def _solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
@@ -384,11 +450,19 @@ def run_full_model(model: ModelAdapter, texts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @no_grad
-def compute_features(model: ModelAdapter, tokens: Sequence[int], top_k: int) -> Features:
-    """Return the features of a text, from one pass of the full model.
+def compute_features(
+    model: ModelAdapter, tokens: Sequence[int], top_k: int, states: Tensor | None = None
+) -> Features:
+    """Return the features of a text.
 
     A model that rounds the inputs of its matrices rounds them here as it does when it verifies.
+    states: those that the model computed when it wrote the text (`Continuation.states`); None: they
+    are computed by one pass. They miss the last token, whose features are 0: no draft reads them.
     """
-    hidden, last_input = run_full_model(model, torch.tensor([tokens], device=model.spec.device))
+    if states is None:
+        hidden, last_input = run_full_model(model, torch.tensor([tokens], device=model.spec.device))
+    else:
+        known = states[:, : len(tokens)]
+        last_input, hidden = F.pad(known, (0, 0, 0, len(tokens) - known.shape[1]))[:, None]
     targets = compute_teacher_targets(model, hidden, top_k)
     return Features(hidden[0], last_input[0], TeacherTargets(targets.tokens[0], targets.probs[0]))

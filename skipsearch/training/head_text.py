@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
+from torch import Tensor
+
 from skipsearch.core.files import hash_facts
 from skipsearch.decoding.repetition import find_loop_start
 from skipsearch.engine.sampler import SamplingParams
@@ -61,6 +63,15 @@ class HeadRequest:
 
     tokens: tuple[int, ...]
     settings: TextSettings | None  # of the answer; None: there is none
+
+
+@dataclass(frozen=True)
+class AnsweredText:
+    """The tokens of a request and its answer."""
+
+    tokens: list[int]
+    n_prompt: int  # tokens of the request
+    states: Tensor | None = None  # see `Continuation`
 
 
 @dataclass(frozen=True)
@@ -245,13 +256,14 @@ def collect_text(
         if not wanted:
             break
         texts, n_before = _answer(model, wanted), len(file.texts)
-        for tokens, n_prompt in texts:
+        for text in texts:
+            tokens = text.tokens
             if tuple(tokens) in known:
                 continue
-            features = compute_features(model, tokens, top_k)
+            features = compute_features(model, tokens, top_k, text.states)
             # The first text of a wave has the time in which all of them were written.
             seconds, started = perf_counter() - started, perf_counter()
-            file.add(StoredText(tokens, n_prompt, seconds, wave), features)
+            file.add(StoredText(tokens, text.n_prompt, seconds, wave), features)
             known.add(tuple(tokens))
             share = limits.share_done(file)
             on_event(StageProgress(min(1000, int(1000 * share)), 1000))
@@ -279,18 +291,17 @@ def collect_text(
     )
 
 
-def _answer(model: ModelAdapter, requests: Sequence[HeadRequest]) -> list[tuple[list[int], int]]:
-    """Return (tokens of request and answer, tokens of the request) of each text."""
-    texts = [(list(r.tokens), 0) for r in requests if r.settings is None]
+def _answer(model: ModelAdapter, requests: Sequence[HeadRequest]) -> list[AnsweredText]:
+    """Return the texts of requests, without what follows once an answer repeats itself."""
+    texts = [AnsweredText(list(r.tokens), 0) for r in requests if r.settings is None]
     pairs = [(r.settings, r.tokens) for r in requests if r.settings is not None]
     for settings, prompts in _group_by_length(pairs):
         store = TextStore.open_for(model, settings)
-        for prompt, answer in zip(
-            prompts, write_reference_text(model, prompts, settings, store=store), strict=True
-        ):
+        answers = write_reference_text(model, prompts, settings, store=store, keep_states=True)
+        for prompt, answer in zip(prompts, answers, strict=True):
             tokens = answer.tokens[: find_loop_start(answer.tokens)]
             if len(tokens) >= MIN_ANSWER_TOKENS:
-                texts.append(([*prompt, *tokens], len(prompt)))
+                texts.append(AnsweredText([*prompt, *tokens], len(prompt), answer.states))
     return texts
 
 

@@ -16,6 +16,7 @@ from skipsearch.engine.native import to_native
 from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import ModelError
 from skipsearch.models import ModelAdapter, adapt
+from skipsearch.models.kv_cache import Planner
 from skipsearch.models.loading import placement
 from skipsearch.replay import generate_together, text_kv
 from skipsearch.replay.generate_together import (
@@ -174,6 +175,28 @@ def test_a_model_whose_logits_are_not_numbers_is_named() -> None:
         generate_continuations(adapt(hf), [(5, 17), (3,)], 8, None)
     with pytest.raises(ModelError, match="logits are not numbers"):
         generate_continuations(adapt(hf), [(5, 17), (3,)], 8, None, sampling=SAMPLED)
+
+
+@torch.no_grad()
+def test_states_of_the_last_layer_are_those_of_each_text_alone() -> None:
+    model, _ = tiny_model_and_reference()
+    chosen = [[5, 17, 40], [9], [3, 3, 8, 1, 30, 22]]
+    model = with_eos(model, alone(model, chosen[0], 12, None)[4])
+    for prompt, text in zip(
+        chosen, generate_continuations(model, chosen, 12, None, keep_states=True), strict=True
+    ):
+        read = torch.tensor([[*prompt, *text.tokens[:-1]]])
+        inputs = dict[int, torch.Tensor]()
+        forward(
+            model,
+            read,
+            model.new_cache(1, read.shape[1]),
+            Planner(read.shape[1], model.spec.device).plan_chain(0, read.shape[1]),
+            tap=inputs.__setitem__,
+        )
+        n = model.spec.n_layers
+        expected = torch.cat([inputs[n - 1], inputs[n]])
+        torch.testing.assert_close(text.states, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_on_a_cpu_no_pass_has_rows_of_texts_that_have_ended(

@@ -25,16 +25,16 @@ def test_every_row_is_what_a_round_drafts_there() -> None:
     student, spec = DraftHeadStudent(model, texts), save_mtp(model, "rows.safetensors", 0.0)
     some = texts[:2, :LENGTH]
     hidden, targets = student.run_draft(student.run_teacher(some, 4), 0)
-    logits, row = student.head(hidden), 0
+    logits, row = student.head(hidden)[0], 0
     for depth in range(3):
-        for j in range(depth, LENGTH - 1):
-            for b, text in enumerate(some.tolist()):
+        for text in some.tolist():
+            for j in range(depth, LENGTH - 1):
                 start = j - depth + 2  # tokens that are known when the round starts
                 expected = by_definition(full, spec, text[:start], text[start : j + 2])
-                assert torch.allclose(logits[b, row], expected, rtol=0, atol=1e-6), (depth, j)
+                assert torch.allclose(logits[row], expected, rtol=0, atol=1e-6), (depth, j)
                 following = full.hf(torch.tensor([text[: j + 2]])).logits[0, -1]
-                assert int(targets.tokens[b, row, 0]) == int(following.argmax())
-            row += 1
+                assert int(targets.tokens[0, row, 0]) == int(following.argmax())
+                row += 1
     assert row == hidden.shape[1]
 
 

@@ -26,6 +26,7 @@ from skipsearch.drafters.trained.module_files import make_reference, read_module
 from skipsearch.drafters.trained.module_weights import check_card, load_module, make_base
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.models import ModelAdapter
+from skipsearch.replay.generate_together import generate_continuations
 from skipsearch.training import draft_head_student, head_text
 from skipsearch.training.draft_head_student import DraftHeadStudent, run_full_model
 from skipsearch.training.driver import (
@@ -35,7 +36,7 @@ from skipsearch.training.driver import (
     plan_mtp,
     train,
 )
-from skipsearch.training.feature_file import FEATURES, FeatureFile
+from skipsearch.training.feature_file import FEATURES, FeatureFile, StoredText
 from skipsearch.training.head_text import HeadRequests
 from skipsearch.training.trainer import Trainer, TrainSettings
 
@@ -74,7 +75,8 @@ def test_a_row_of_training_is_what_the_engine_drafts_there(name: str, tmp_path: 
     trained = student._run_depths(lesson)
     n_rows, cache = some.shape[1] - 1, head.new_cache(4 * some.shape[1])
     states = lesson.hidden[:1, :-1]
-    for depth, rows in enumerate(trained):
+    for depth, step in enumerate(trained):
+        rows = step.states[:, : n_rows - depth]
         plan = plan_depth(n_rows, depth, some.device)
         states = head.run(states, some[:1, 1 + depth :], cache, plan)
         torch.testing.assert_close(rows[:1], states, rtol=1e-3, atol=1e-3)
@@ -181,6 +183,28 @@ def test_texts_that_share_a_window_do_not_see_each_other(tmp_path: Path) -> None
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
 
 
+def test_features_are_those_of_a_pass_over_the_text_and_the_last_token_has_no_part(
+    tmp_path: Path,
+) -> None:
+    model = model_here(tmp_path)
+    prompts = [list(range(3, 3 + n)) for n in (1, 9, 4)]
+    written = generate_continuations(model, prompts, 14, None, keep_states=True)
+    file = FeatureFile(tmp_path / "features", {}, model.spec.hidden_size, 4)
+    for prompt, answer in zip(prompts, written, strict=True):
+        for n_cut in (0, 5):  # an answer that repeats itself is cut
+            tokens = [*prompt, *answer.tokens[: len(answer.tokens) - n_cut]]
+            kept = draft_head_student.compute_features(model, tokens, 4, answer.states)
+            fresh = draft_head_student.compute_features(model, tokens, 4)
+            n = len(tokens) - (not n_cut)
+            for name in ("hidden", "last_input"):
+                assert torch.equal(getattr(kept, name)[:n], getattr(fresh, name)[:n])
+            assert torch.equal(kept.targets.tokens[:n], fresh.targets.tokens[:n])
+            file.add(StoredText(tokens, len(prompt), 1.0, 0), kept)
+    student = DraftHeadStudent(model, None, None, 3, file)
+    *_, rows = student._read_fit_rows(file.pack_windows(range(len(file.texts)), 200))
+    assert int(rows.sum()) == sum(len(text.tokens) - 2 for text in file.texts)
+
+
 def starts(file: FeatureFile) -> list[tuple[int, int]]:
     """Return (first row, rows) of each text."""
     found, row = [], 0
@@ -200,11 +224,11 @@ def test_a_killed_training_writes_no_text_twice_and_goes_on(
     model, out = model_here(tmp_path), tmp_path / "m"
     compute, computed = draft_head_student.compute_features, list[tuple[int, ...]]()
 
-    def compute_until_killed(model: ModelAdapter, tokens: list[int], top_k: int) -> Any:
+    def compute_until_killed(model: ModelAdapter, tokens: list[int], *rest: Any) -> Any:
         if len(computed) == 9:
             raise KilledError
         computed.append(tuple(tokens))
-        return compute(model, tokens, top_k)
+        return compute(model, tokens, *rest)
 
     monkeypatch.setattr(head_text, "compute_features", compute_until_killed)
     with pytest.raises(KilledError):
@@ -215,7 +239,7 @@ def test_a_killed_training_writes_no_text_twice_and_goes_on(
     monkeypatch.setattr(
         head_text,
         "compute_features",
-        lambda model, tokens, top_k: again.append(tuple(tokens)) or compute(model, tokens, top_k),
+        lambda model, tokens, *rest: again.append(tuple(tokens)) or compute(model, tokens, *rest),
     )
     corpus, settings = collect_head_corpus(model, requests_of(model), out, SETTINGS, 4000)
     assert not set(computed) & set(again)
@@ -226,10 +250,11 @@ def test_a_killed_training_writes_no_text_twice_and_goes_on(
     read = file.read(rows)
     for text, (start, n) in list(zip(file.texts, starts(file), strict=True))[7:11]:
         fresh = compute(model, text.tokens, 8)
+        # The pass that wrote the last token did not read it.
         torch.testing.assert_close(
-            read.hidden[start : start + n].float(), fresh.hidden, rtol=0.01, atol=0.01
+            read.hidden[start : start + n - 1].float(), fresh.hidden[:-1], rtol=0.01, atol=0.01
         )
-        assert torch.equal(read.targets.tokens[start : start + n], fresh.targets.tokens)
+        assert torch.equal(read.targets.tokens[start : start + n - 1], fresh.targets.tokens[:-1])
 
     trainer = Trainer(plan_mtp(model, corpus, 48).student, corpus.windows, settings)
     trainer.run_step(0.0)

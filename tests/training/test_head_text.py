@@ -20,7 +20,7 @@ from skipsearch.tasks import load_task
 from skipsearch.training import head_text
 from skipsearch.training.distill_batch import TeacherTargets
 from skipsearch.training.feature_file import NO_ROW, NO_TEXT, FeatureFile, Features, StoredText
-from skipsearch.training.head_text import WAVE, HeadRequest, HeadRequests, TextLimits
+from skipsearch.training.head_text import WAVE, AnsweredText, HeadRequest, HeadRequests, TextLimits
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -111,8 +111,8 @@ def test_a_model_without_a_template_begins_from_nothing() -> None:
     assert [request.tokens for request in wave] == [(0,)] * WAVE
     assert len({request.settings for request in wave}) == WAVE, "each has a seed of its own"
     texts = head_text._answer(small_model(), wave)
-    assert len({tuple(tokens) for tokens, _ in texts}) > WAVE // 2
-    assert {n_prompt for _, n_prompt in texts} == {1}
+    assert len({tuple(text.tokens) for text in texts}) > WAVE // 2
+    assert {text.n_prompt for text in texts} == {1}
 
 
 def test_answers_that_a_search_stored_are_not_written_again(
@@ -132,7 +132,8 @@ def test_answers_that_a_search_stored_are_not_written_again(
     requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
     texts = head_text._answer(model, requests.list_wave(0))
     assert len(texts) == len(workload.prompt_ids)
-    assert all(tokens[n_prompt:] == answer for tokens, n_prompt in texts)
+    assert all(text.tokens[text.n_prompt :] == answer for text in texts)
+    assert {text.states for text in texts} == {None}, "a pass computes them"
 
 
 def test_prompts_of_one_pass_have_similar_lengths() -> None:
@@ -151,7 +152,7 @@ def test_a_model_that_writes_nothing_new_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small_model()
-    monkeypatch.setattr(head_text, "_answer", lambda *_: [([1, 2, 3, 4, 5], 1)])
+    monkeypatch.setattr(head_text, "_answer", lambda *_: [AnsweredText([1, 2, 3, 4, 5], 1)])
     requests = HeadRequests(model, [], None, False, 0.0, 0)
     file = FeatureFile(tmp_path, {}, model.spec.hidden_size, 2)
     limits = TextLimits(None, 1.0, 4000)
