@@ -72,6 +72,9 @@ DRAFT_ONE_IN = 8  # a chosen mask keeps one sub-layer in this many
 REPLAY_PROMPTS, REPLAY_TOKENS = 24, 48  # prompts, and tokens after each
 DEFAULT_HEAD_TOKENS = 8000  # tokens that a head is trained to draft
 PROBE_TOKENS = 256  # on which the speed of a head's training is measured
+FIRST_REPORT_S = (
+    120.0  # of training, when the acceptance of a head is reported; then at each doubling
+)
 CHECKPOINT = "training.pt"
 T = TypeVar("T")
 
@@ -433,13 +436,23 @@ def train(
         checkpoint.unlink(missing_ok=True)
     trainer = Trainer(student, corpus.windows, settings)
     before = measure_agreement(student, corpus)
-    _report_depths(student, corpus, "before", on_event)
+    _report_depths(student, corpus, "before the training", on_event)
     on_event(
         StageStarted(
             f"training {sum(p.numel() for p in trainer.parameters.values()) / 1e6:.3g} M values"
         )
     )
-    trainer.run(checkpoint, on_event)
+    report_at_s = FIRST_REPORT_S
+
+    def on_progress(progress: TrainProgress) -> None:
+        nonlocal report_at_s
+        on_event(progress)
+        if report_at_s <= progress.seconds and progress.share_done < 1:
+            _report_depths(student, corpus, f"after {progress.seconds / 60:.0f} min", on_event)
+            while report_at_s <= progress.seconds:
+                report_at_s *= 2
+
+    trainer.run(checkpoint, on_progress)
     tensors = trainer.export_tensors()
     if blocks is not None:
         tensors = pack_matrices(tensors, blocks)
@@ -471,7 +484,7 @@ def train(
             )
         )
     card = ModuleCard(**student.card, base=make_base(model.spec), blocks=blocks, trained=trained)
-    _report_depths(student, corpus, "after", on_event)
+    _report_depths(student, corpus, "after the training", on_event)
     path = out / student.file_name
     save_module(path, card, tensors)
     checkpoint.unlink(missing_ok=True)
@@ -499,7 +512,7 @@ def _report_depths(student: Student, corpus: Corpus, moment: str, on_event: Trai
         with make_autocast(student.model):
             alpha = student.measure_alpha_by_depth(corpus.validation)
         by_depth = ", ".join(f"{value:.3f}" for value in alpha)
-        on_event(Notice(f"α of draft steps 1 to {len(alpha)}, {moment} the training: {by_depth}"))
+        on_event(Notice(f"α of draft steps 1 to {len(alpha)}, {moment}: {by_depth}"))
 
 
 def _replay_alpha(

@@ -188,15 +188,21 @@ class Trainer:
             if n > newest - self.settings.steps_per_teacher_pass
         }
         if index not in self._teacher_outputs:
-            chosen = torch.randint(
-                len(self.texts), (self.settings.batch_size,), generator=self._make_generator(index)
-            )
-            texts = self.texts[chosen].long().to(self.student.model.spec.device)
+            texts = self.texts[self._choose_texts(index)].long().to(self.student.model.spec.device)
             self._teacher_outputs[index] = self.student.run_teacher(texts, self.settings.top_k)
         return self._teacher_outputs[index]
 
+    def _choose_texts(self, index: int) -> list[int]:
+        """Return the texts of a teacher pass: each is read once before any is read again."""
+        first, chosen = index * self.settings.batch_size, list[int]()
+        for place in range(first, first + self.settings.batch_size):
+            epoch, i = divmod(place, len(self.texts))
+            order = torch.randperm(len(self.texts), generator=self._make_generator(epoch))
+            chosen.append(int(order[i]))
+        return chosen
+
     def _make_generator(self, number: int) -> torch.Generator:
-        """Return the random generator of a step or teacher pass.
+        """Return the random generator of a step, or of an order of the texts.
 
         It depends on the seed and the number alone, so a checkpoint need not store its state.
         """

@@ -50,6 +50,14 @@ def test_a_row_of_training_is_the_draft_pass_that_decoding_runs_there() -> None:
     check_adapted_rows()
 
 
+def test_every_text_is_read_once_before_any_is_read_again() -> None:
+    trainer = trainer_here(replace(QUICK, batch_size=3), some=texts(10))
+    chosen = [i for number in range(10) for i in trainer._choose_texts(number)]
+    epochs = [chosen[begin : begin + 10] for begin in range(0, 30, 10)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert epochs[0] != epochs[1] != list(range(10))
+
+
 @torch.no_grad()
 def test_what_is_taught_is_what_the_full_model_says_there() -> None:
     model, some = model_here(), texts(2).long()
