@@ -91,8 +91,8 @@ def prepare_systems(
     """
     require_usage(profile is not None or model is not None, "give --profile FILE or --model M")
     from skipsearch.bench import PLAIN_WEIGHTS, make_systems
-    from skipsearch.models.loading.aliases import find_packaged_model
     from skipsearch.models.loading.gguf_model import is_gguf
+    from skipsearch.models.loading.model_files import find_model_file
     from skipsearch.models.loading.quantize import is_native_quantization
     from skipsearch.models.synthetic import is_synthetic
     from skipsearch.profile import load_profile
@@ -131,7 +131,7 @@ def prepare_systems(
         *(["hf-generate"] if add_hf_generate else []),
     ]
     names = [n.strip() for n in systems.split(",")] if systems else usual
-    file = find_packaged_model(chosen)
+    file = find_model_file(chosen)
     contenders = make_systems(
         names, loading.engine, loaded, by_engine, exact, Path(file) if is_gguf(file) else None
     )

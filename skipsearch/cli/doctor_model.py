@@ -63,12 +63,12 @@ def _name_narrower_dtype(model_name: str, spec: ModelSpec) -> str | None:
     A CPU computes in float32 by default.
     """
     from skipsearch.models import synthetic
-    from skipsearch.models.loading.aliases import find_packaged_model
     from skipsearch.models.loading.gguf_model import is_gguf
     from skipsearch.models.loading.hub import DEMO_FOLDER, resolve_model
+    from skipsearch.models.loading.model_files import find_model_file
     from skipsearch.models.loading.weight_files import read_config
 
-    is_file = is_gguf(find_packaged_model(model_name))
+    is_file = is_gguf(find_model_file(model_name))
     has_config = not is_file and not synthetic.is_synthetic(model_name)
     if spec.dtype_name != "float32" or not has_config:
         return None

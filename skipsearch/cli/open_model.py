@@ -111,13 +111,13 @@ def find_auto_dtype(model_name: str, search: ProfileSearch, device: str) -> str:
 
 def _read_model_facts(model_name: str, dtype: str) -> ModelFacts:
     """Return what a model's config says. Raises: ModelError."""
-    from skipsearch.models.loading.aliases import find_packaged_model
     from skipsearch.models.loading.config import load_config
     from skipsearch.models.loading.gguf_model import identify_gguf, is_gguf
     from skipsearch.models.loading.hub import resolve_model
+    from skipsearch.models.loading.model_files import find_model_file
     from skipsearch.profile.compatibility import ModelFacts
 
-    file = find_packaged_model(model_name)
+    file = find_model_file(model_name)
     if is_gguf(file):
         identity, family, n_layers, quantization = identify_gguf(file)
         return ModelFacts(identity, family, n_layers, dtype=dtype, quantization=quantization)

@@ -233,7 +233,7 @@ def load_cli_model(
     from skipsearch.cli.progress import ProgressBar
     from skipsearch.engine import load_for_switching
     from skipsearch.engine.native import WeightCache
-    from skipsearch.models.loading.aliases import find_packaged_model
+    from skipsearch.models.loading.model_files import find_model_file
     from skipsearch.profile.model_locations import record_location
 
     if loading.threads:
@@ -254,7 +254,7 @@ def load_cli_model(
             report_progress,
             WeightCache(partial(err.print, style="dim")) if loading.weight_cache else None,
         )
-    folder = Path(find_packaged_model(name)).expanduser()
+    folder = Path(find_model_file(name)).expanduser()
     if name != "demo" and model.spec.weights_sha256 is not None and folder.exists():
         record_location(model.spec.weights_sha256, folder)
     return model

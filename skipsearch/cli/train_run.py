@@ -296,13 +296,13 @@ def _read_card(init_from: Path | None) -> ModuleCard | None:
 
 def _loading(model: str, options: RunOptions) -> LoadOptions:
     """Return how a model is loaded: unmodified, or as it verifies if its weights are in blocks."""
-    from skipsearch.models.loading.aliases import find_packaged_model
     from skipsearch.models.loading.gguf_model import is_gguf
+    from skipsearch.models.loading.model_files import find_model_file
     from skipsearch.models.loading.placement import pick_device
 
     dtype = _fast_dtype(options.device) if options.dtype == "auto" else options.dtype
     if isinstance(options, HeadOptions):
-        is_file = is_gguf(find_packaged_model(model)) and pick_device(options.device).type == "cpu"
+        is_file = is_gguf(find_model_file(model)) and pick_device(options.device).type == "cpu"
         if is_file or options.quantization is not None:
             return LoadOptions(
                 options.device,

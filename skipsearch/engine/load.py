@@ -17,11 +17,11 @@ from skipsearch.errors import ModelError, UnpackedWeightsWarning
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.decompose import decompose_model
 from skipsearch.models.fused.fused_adapter import FusedFrom
-from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.gguf_file import list_parts
 from skipsearch.models.loading.gguf_model import find_gguf, is_gguf, open_gguf
 from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.loader import open_model, why_not_fused
+from skipsearch.models.loading.model_files import find_model_file
 from skipsearch.models.loading.placement import in_gb, pick_device, pick_dtype
 from skipsearch.models.loading.quantize import (
     GGUF,
@@ -65,7 +65,7 @@ def load_model(
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown_name('engine', engine, ENGINES)}; or auto")
     quantization, activations = split_activations(join_activations(quantization, activations), None)
-    name = find_packaged_model(name)
+    name = find_model_file(name)
     if quantization is not None and quantization.startswith(GGUF) and not is_gguf(name):
         if quantization == GGUF:
             raise ModelError(

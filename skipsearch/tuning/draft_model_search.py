@@ -19,7 +19,7 @@ from skipsearch.drafters.draft_model.shared_tokens import SharedTokens, match_to
 from skipsearch.drafters.draft_model.spec import DraftModel
 from skipsearch.drafters.exits import DraftPolicy
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.loading.aliases import find_packaged_model
+from skipsearch.models.loading.model_files import find_model_file
 from skipsearch.profile.model_locations import record_location
 from skipsearch.replay.draft_model_replay import DraftModelReplay
 from skipsearch.tuning import calibration as preparation
@@ -77,7 +77,7 @@ def load_tried_models(
 def _load_tried_model(model: ModelAdapter, name: str, on_event: TuneListener) -> TriedDraftModel:
     draft_model = load_draft_model(name, model)
     tokens = match_tokens(draft_model, model)
-    spec, file = draft_model.spec, find_packaged_model(name)
+    spec, file = draft_model.spec, find_model_file(name)
     share = draft_model.read_bytes / model.read_bytes
     on_event(
         Notice(

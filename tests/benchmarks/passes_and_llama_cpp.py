@@ -29,8 +29,8 @@ import torch
 import skipsearch as ss
 from skipsearch.bench.llama_cpp import LlamaCpp
 from skipsearch.models.kv_cache import Planner
-from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.gguf_model import is_gguf
+from skipsearch.models.loading.model_files import find_model_file
 
 SIZES = (1, 2, 4, 8, 16)  # tokens of a pass
 CONTEXT = 128  # tokens before a pass
@@ -102,7 +102,7 @@ def main() -> None:
         # `synthetic:22x2048` has a colon of its own.
         path, colon, quantization = entry.rpartition(":native-")
         path, quantization = (path, f"native-{quantization}") if colon else (entry, "")
-        name = find_packaged_model(path)
+        name = find_model_file(path)
         model, native = make_native_pass(name, quantization or None, args.dtype)
         llama = make_llama_pass(name, quantization or None, model, args.dtype)
         for threads in map(int, args.threads.split(",")):

@@ -80,7 +80,7 @@ class FakeHub:
         )
         if repo is None or (repo.private and token != ALLOWED):
             return _send(request, 404 if token else 401, "RepoNotFound")
-        action, revision, *path = [*(parts[4:] if asks else parts[2:]), "main", "main"]
+        action, revision, *_ = [*(parts[4:] if asks else parts[2:]), "main", "main"]
         if action in {"revision", "tree", "resolve"} and revision not in repo.revisions:
             return _send(request, 404, "RevisionNotFound")
         if asks:
@@ -115,7 +115,7 @@ class FakeHub:
             return _send(request, 200, body=json.dumps(tree if action == "tree" else info).encode())
         if repo.gated and token != ALLOWED:
             return _send(request, 403 if token else 401, "GatedRepo")
-        file = path[0]
+        file = "/".join(parts[4:])
         if file not in repo.files:
             return _send(request, 404, "EntryNotFound")
         data = repo.files[file]

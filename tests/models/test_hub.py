@@ -13,16 +13,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.gguf_files import write_model
 from helpers.letter_tokenizer import letter_tokenizer
+from helpers.tiny import tiny_llama
 from huggingface_hub import constants
 from safetensors.torch import load_file
 
+from skipsearch.engine import load_model
 from skipsearch.errors import ModelError
 from skipsearch.models import load_adapter, load_tokenizer
 from skipsearch.models.loading.aliases import ALIASES
 from skipsearch.models.loading.hub import HUB_ID
 
-from .fake_hub import ALLOWED, COMMIT, FakeHub
+from .fake_hub import ALLOWED, COMMIT, FakeHub, Repo
 from .tiny import new_hf_model
 
 
@@ -241,10 +244,13 @@ def test_models_that_lie_on_the_hub_in_a_form_we_do_not_read(
 ) -> None:
     other = hub.add("org/other", model_folder)
     other.files = {"config.json": other.files["config.json"], "model.gguf": b"GGUF"}
+    assert "org/other has GGUF files: name one" in refusal("org/other")
+    assert not any("model.gguf" in path for _, path in hub.served)
+
+    other.files.pop("model.gguf")
     assert "has no weights; read are model.safetensors and pytorch_model.bin" in refusal(
         "org/other"
     )
-    assert not any("model.gguf" in path for _, path in hub.served)
 
     hub.add("org/encoder", model_folder).files["config.json"] = b'{"model_type": "t5"}'
     assert "t5 models cannot be driven exactly: an encoder feeds its decoder" in refusal(
@@ -258,6 +264,61 @@ def test_models_that_lie_on_the_hub_in_a_form_we_do_not_read(
         r"model-00002-of-0\d+\.safetensors is cut short or damaged \(\d+ bytes\)",
         refusal("org/damaged"),
     )
+
+
+@pytest.fixture(scope="module")
+def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A model in two formats, one of them split and in a folder; and a tower for images."""
+    folder = tmp_path_factory.mktemp("gguf")
+    model = tiny_llama(hidden=64).float()
+    write_model(model, folder / "tiny-q8_0.gguf", "Q8_0")
+    (folder / "UD-F32").mkdir()
+    write_model(model, folder / "UD-F32" / "tiny-UD-F32.gguf", "F32", shards=8)
+    return {
+        **{str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.gguf")},
+        "mmproj-tiny-Q8_0.gguf": b"GGUF",
+        "README.md": b"not to be fetched",
+    }
+
+
+def refusal_of_file(name: str) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_model(name, device="cpu")
+    return str(caught.value)
+
+
+def test_a_gguf_file_of_a_repository_is_named_by_its_format(
+    hub: FakeHub, gguf_files: dict[str, bytes]
+) -> None:
+    hub.repos["org/tiny-GGUF"] = Repo(dict(gguf_files))
+    spec = load_model("org/tiny-GGUF:Q8_0", device="cpu", engine="hf").spec
+    assert (spec.id, spec.quantization) == ("tiny-q8_0", "gguf-q8_0-float-activations")
+    fetched = {path.partition(f"/{COMMIT}/")[2] for _, path in hub.served if "/resolve/" in path}
+    assert fetched == {"tiny-q8_0.gguf"}
+    assert (
+        load_model("org/tiny-GGUF@v1:ud-f32", device="cpu", engine="hf").spec.n_layers
+        == spec.n_layers
+    )
+    hub.close()
+    assert load_model("org/tiny-GGUF:q8_0", device="cpu", engine="hf").spec == spec, (
+        "from the cache"
+    )
+
+
+def test_a_format_that_a_repository_lacks_or_has_twice_is_refused_with_its_files(
+    hub: FakeHub, gguf_files: dict[str, bytes]
+) -> None:
+    hub.repos["org/tiny-GGUF"] = Repo(dict(gguf_files))
+    hub.repos["org/two"] = Repo({**gguf_files, "other-Q8_0.gguf": b"GGUF"})
+    assert refusal_of_file("org/tiny-GGUF:Q4_K_M") == (
+        "org/tiny-GGUF has no GGUF file in Q4_K_M; its GGUF files are: "
+        + ", ".join(sorted(name for name in gguf_files if name.endswith(".gguf")))
+    )
+    assert refusal_of_file("org/two:Q8_0") == (
+        "org/two has 2 models in Q8_0: give more of a name's end, of other-Q8_0 or tiny-q8_0"
+    )
+    assert "has no revision 'v9'" in refusal_of_file("org/tiny-GGUF@v9:Q8_0")
+    assert "the Hub has no model 'org/none'" in refusal_of_file("org/none:Q8_0")
 
 
 @pytest.mark.parametrize("name", ["org/a..b", "org/-x--y-"])

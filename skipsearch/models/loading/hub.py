@@ -1,4 +1,6 @@
-"""Find the folder of a model by its name: `demo`, an alias, a Hub id or a folder."""
+"""Find the folder of a model by its name (`demo`, an alias, a Hub id or a folder), and download
+from the Hub.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,18 @@ import errno
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
 from skipsearch.errors import ModelError
 from skipsearch.models.loading.aliases import ALIASES
+from skipsearch.models.loading.gguf_file import list_parts
 
 DEMO_FOLDER = Path(__file__).parents[2] / "demo" / "model"
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+HUB_FILE = re.compile(rf"(?P<repo>{HUB_ID.pattern})(@(?P<revision>[^:]+))?:(?P<format>[\w.-]+)")
 
 # A repository may also hold the weights for other frameworks, or in another layout.
 ALLOW_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -75,22 +79,84 @@ def download_model(repo: str, revision: str | None, weights: bool) -> Path:
 
     Raises: ModelError.
     """
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
     def download(allow: list[str], ignore: list[str]) -> Path:
         return Path(
             snapshot_download(repo, revision=revision, allow_patterns=allow, ignore_patterns=ignore)
         )
 
+    with _hub_errors_reported(repo, revision):
+        if not weights:
+            return download(ALLOW_PATTERNS, [*IGNORE_PATTERNS, "*.safetensors"])
+        folder = download(ALLOW_PATTERNS, IGNORE_PATTERNS)
+        if any(folder.glob("*.safetensors")):
+            return folder
+        # Vicuna, and other models that are older than safetensors.
+        folder = download([*ALLOW_PATTERNS, PICKLE_PATTERN], IGNORE_PATTERNS)
+        if any(folder.glob(PICKLE_PATTERN)):
+            return folder
+        files = _list_gguf_files(repo, revision)
+    if files:
+        raise ModelError(
+            f"{repo} has GGUF files: name one by the end of its name, as in {repo}:Q4_K_M; they "
+            f"are {', '.join(files)[:400]}"
+        )
+    return folder
+
+
+def download_gguf(repo: str, revision: str | None, number_format: str) -> Path:
+    """Return the GGUF file of a Hub repository, or the first part of a split one.
+
+    It is downloaded if the cache does not have it. number_format: as files are named by it, such as
+    Q4_K_M; upper and lower case are the same. Raises: ModelError.
+    """
+    from huggingface_hub import snapshot_download
+
+    ending = re.compile(
+        rf"(.*[-._/])?{re.escape(number_format)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE
+    )
+
+    def choose(paths: Iterable[str]) -> list[str]:
+        return sorted(path for path in paths if ending.fullmatch(path) and "mmproj" not in path)
+
+    with _hub_errors_reported(repo, revision):
+        any_case = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in number_format)
+        patterns = [f"*{any_case}.gguf", f"*{any_case}-?????-of-?????.gguf"]
+        folder = Path(
+            snapshot_download(
+                repo, revision=revision, allow_patterns=patterns, ignore_patterns="*mmproj*"
+            )
+        )
+        chosen = choose(str(path.relative_to(folder)) for path in folder.rglob("*.gguf"))
+        listed = [] if chosen else _list_gguf_files(repo, revision)
+    models = {list_parts(folder / path)[0] for path in chosen}
+    if len(models) > 1:
+        raise ModelError(
+            f"{repo} has {len(models)} models in {number_format}: give more of a name's end, of "
+            f"{' or '.join(Path(path).stem for path in chosen[:2])}"
+        )
+    if not chosen:
+        files = ", ".join(listed)[:400] or "none"
+        raise ModelError(f"{repo} has no GGUF file in {number_format}; its GGUF files are: {files}")
+    return folder / chosen[0]
+
+
+def _list_gguf_files(repo: str, revision: str | None) -> list[str]:
+    from huggingface_hub import HfApi
+
+    files = HfApi().list_repo_files(repo, revision=revision)
+    return sorted(path for path in files if path.lower().endswith(".gguf"))
+
+
+@contextmanager
+def _hub_errors_reported(repo: str, revision: str | None) -> Iterator[None]:
+    """Raise ModelError, in one sentence, for an error of the Hub's client."""
+    from huggingface_hub import errors
+
     try:
         with _progress_only_on_tty():
-            if not weights:
-                return download(ALLOW_PATTERNS, [*IGNORE_PATTERNS, "*.safetensors"])
-            folder = download(ALLOW_PATTERNS, IGNORE_PATTERNS)
-            # Vicuna, and other models that are older than safetensors.
-            if not any(folder.glob("*.safetensors")):
-                folder = download([*ALLOW_PATTERNS, PICKLE_PATTERN], IGNORE_PATTERNS)
-            return folder
+            yield
     except errors.GatedRepoError:
         raise ModelError(
             f"{repo} is gated: accept its licence on its Hub page, then log in with `hf auth "

@@ -22,7 +22,6 @@ from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.families.table import Family, family_of
 from skipsearch.models.fingerprint import forward_fingerprint, refuse_foreign_code
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model, why_not_fusable
-from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.config import (
     check_special_tokens,
     load_config,
@@ -38,6 +37,7 @@ from skipsearch.models.loading.gguf_model import (
 )
 from skipsearch.models.loading.hub import resolve_model
 from skipsearch.models.loading.loaded_model import LoadedModel
+from skipsearch.models.loading.model_files import find_model_file
 from skipsearch.models.loading.placement import (
     choose_placement,
     out_of_memory,
@@ -193,7 +193,7 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
 
     Raises: ModelError, also if the model has no tokenizer.
     """
-    name = find_packaged_model(name)
+    name = find_model_file(name)
     if is_gguf(name):
         tokenizer, context_length = read_gguf_tokenizer(name)
         if tokenizer is None:

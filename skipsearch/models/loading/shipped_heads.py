@@ -17,10 +17,10 @@ from torch import nn
 
 from skipsearch.errors import ModelError
 from skipsearch.models import synthetic
-from skipsearch.models.loading.aliases import find_packaged_model
 from skipsearch.models.loading.gguf_file import read_gguf
 from skipsearch.models.loading.gguf_model import find_gguf, is_gguf
 from skipsearch.models.loading.hub import resolve_model
+from skipsearch.models.loading.model_files import find_model_file
 from skipsearch.models.loading.quantize import GGUF_PREFIX
 from skipsearch.models.loading.weight_files import list_stored_tensors, list_weight_files
 from skipsearch.models.third_party import first_line_of, silence_transformers
@@ -39,7 +39,7 @@ def ships_draft_head(model_name: str, n_layers: int) -> bool:
     """
     if synthetic.is_synthetic(model_name):
         return False
-    return has_head_tensors(_list_tensor_names(find_packaged_model(model_name)), n_layers)
+    return has_head_tensors(_list_tensor_names(find_model_file(model_name)), n_layers)
 
 
 def has_head_tensors(names: Iterable[str], n_layers: int) -> bool:
