@@ -81,8 +81,9 @@ def calibrate(
         ),
     ]
     row_s = longest.prefill_s / longest.n_prompt
-    limits = CalibrationLimits(DEFAULT_TEXT_S, MIN_TEXTS, choose_max_positions(row_s))
-    if schedule.budget_s is not None:
+    if schedule.budget_s is None:
+        limits = CalibrationLimits(DEFAULT_TEXT_S, MIN_TEXTS, choose_max_positions(row_s))
+    else:
         text_s = schedule.seconds_until(TEXT_END)
         search_s = (SEARCH_END - TEXT_END) * schedule.budget_s
         assert text_s is not None

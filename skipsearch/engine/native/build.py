@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from pathlib import Path
 import torch
 
 from skipsearch.core.files import cache_dir
-from skipsearch.engine.code_cache import CodeCache, existing_code_cache, open_code_cache
+from skipsearch.engine.code_cache import existing_code_cache, open_code_cache
 from skipsearch.engine.native import structs
 from skipsearch.engine.native.layout import write_layout_checks
 from skipsearch.errors import ModelError
@@ -205,15 +206,11 @@ def load_or_build(
     name = _cache_name(chosen)
     with _loading:
         if name not in _loaded:
-            library = _load_shipped(name, chosen)
-            if library is None:
-                try:
-                    code_cache = open_code_cache()
-                    code = code_cache.read(name)
-                    library = None if code is None else load_library(code, chosen)
-                except OSError as error:
-                    raise _cannot_store(cache_dir() / "compiled", error) from None
-            _loaded[name] = library or _build_and_store(name, chosen, code_cache, progress)
+            try:
+                library = _load_stored(name, chosen)
+            except OSError as error:
+                raise _cannot_store(cache_dir() / "compiled", error) from None
+            _loaded[name] = library or _build_and_store(name, chosen, progress)
         return _loaded[name]
 
 
@@ -225,18 +222,10 @@ def cached_library() -> NativeLibrary | None:
     chosen = best_instruction_set()
     name = _cache_name(chosen)
     with _loading:
-        if name not in _loaded:
-            try:
-                library = _load_shipped(name, chosen)
-                code_cache = existing_code_cache() if library is None else None
-                if code_cache is not None and (code := code_cache.read(name)) is not None:
-                    library = load_library(code, chosen)
-            except (OSError, ModelError):
-                return None
-            if library is None:
-                return None
-            _loaded[name] = library
-        return _loaded[name]
+        with suppress(OSError, ModelError):
+            if name not in _loaded and (library := _load_stored(name, chosen)) is not None:
+                _loaded[name] = library
+        return _loaded.get(name)
 
 
 @cache
@@ -263,6 +252,17 @@ def _cache_name(instructions: str) -> str:
     # What Python expects counts too: a library that was compiled for other structs is not loaded.
     described = f"{options}{write_layout_checks()}".encode()
     return f"native-{instructions}-{hashlib.sha256(source + described).hexdigest()[:24]}"
+
+
+def _load_stored(name: str, instructions: str) -> NativeLibrary | None:
+    """Load the library that the wheel brought or a process built; None if there is none.
+
+    Raises: OSError, ModelError.
+    """
+    library = _load_shipped(name, instructions)
+    code_cache = existing_code_cache() if library is None else None
+    code = None if code_cache is None else code_cache.read(name)
+    return library if code is None else load_library(code, instructions)
 
 
 def _load_shipped(name: str, instructions: str) -> NativeLibrary | None:
@@ -294,10 +294,12 @@ def ship_libraries(
     return paths
 
 
-def _build_and_store(
-    name: str, instructions: str, code_cache: CodeCache, progress: BuildProgress
-) -> NativeLibrary:
+def _build_and_store(name: str, instructions: str, progress: BuildProgress) -> NativeLibrary:
     """Build the library, try it here, and store it. Raises: NoCompilerError, ModelError."""
+    try:
+        code_cache = open_code_cache()
+    except OSError as error:
+        raise _cannot_store(cache_dir() / "compiled", error) from None
     code = compile_library(instructions, progress)
     library = load_library(code, instructions)
     if library is None:
