@@ -7,7 +7,6 @@ the terminal, in colours of the drafters, and slowly enough to be watched.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skipsearch.cli.terminal import Terminal, escape_controls
+from skipsearch.decoding.recording import Recording, record_answer
 
 if TYPE_CHECKING:
     from skipsearch.decoding import Decoder
@@ -29,78 +29,27 @@ PANEL_LINES = TEXT_LINES + 2
 COLOURS = ("bold green", "bold blue", "bold magenta", "bold yellow")  # by place in the recipe
 
 
-@dataclass(frozen=True)
-class Round:
-    """A round of a recorded run.
-
-    at_s: seconds after the first token. drafter: its place in the recipe; None: nothing of its
-    draft was accepted. accepted, own: the text of accepted tokens, and of the model's own token.
-    """
-
-    at_s: float
-    drafter: int | None
-    accepted: str
-    own: str
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A run of one decoder."""
-
-    tokens: list[int]
-    rounds: list[Round]
-
-    @property
-    def duration_s(self) -> float:
-        return self.rounds[-1].at_s
-
-    @property
-    def tokens_per_second(self) -> float:
-        return (len(self.tokens) - 1) / max(self.duration_s, 1e-9)
-
-    def text_at(self, seconds: float) -> Text:
-        """Return the text that was there after so many seconds, coloured by drafter."""
-        text = Text()
-        for one in self.rounds:
-            if one.at_s > seconds:
-                break
-            style = "" if one.drafter is None else COLOURS[one.drafter % len(COLOURS)]
-            text.append(escape_controls(one.accepted, multiline=True), style=style)
-            text.append(escape_controls(one.own, multiline=True))
-        return text
-
-
 def record_in_turns(
     decoders: Sequence[Decoder], ids: Sequence[int], options: dict[str, Any]
 ) -> list[Recording]:
     """Return the run of median duration of each decoder."""
-    runs = [[_record(decoder, ids, options) for decoder in decoders] for _ in range(RUNS)]
+    runs = [[record_answer(decoder, ids, options) for decoder in decoders] for _ in range(RUNS)]
     return [
         sorted(of_one, key=lambda run: run.duration_s)[RUNS // 2]
         for of_one in zip(*runs, strict=True)
     ]
 
 
-def _record(decoder: Decoder, ids: Sequence[int], options: dict[str, Any]) -> Recording:
-    from skipsearch.decoding.stopping import Detokenizer
-
-    detokenizer, tokens, rounds = Detokenizer(decoder.model.tokenizer), list[int](), list[Round]()
-    chunks, first_at = list[tuple[float, Any]](), None
-    for chunk in decoder.stream(ids, trace=True, **options):
-        now = perf_counter()
-        first_at = now if first_at is None else first_at
-        chunks.append((now - first_at, chunk))
-    for at_s, chunk in chunks:  # after the run, so that it does not take its time
-        proposal = chunk.proposal
-        n_accepted = 0 if proposal is None else proposal.count_accepted(chunk.tokens)
-        parts = []
-        for part in (chunk.tokens[:n_accepted], chunk.tokens[n_accepted:]):
-            for token in part:
-                detokenizer.push_token(token)
-            parts.append(detokenizer.pop_text())
-        rounds.append(Round(at_s, proposal.drafter_index if n_accepted else None, *parts))
-        tokens += chunk.tokens
-    return Recording(tokens, rounds)
+def draw_text(recording: Recording, seconds: float) -> Text:
+    """Return the text that was there after so many seconds, coloured by drafter."""
+    text = Text()
+    for one in recording.rounds:
+        if one.at_s > seconds:
+            break
+        style = "" if one.drafter is None else COLOURS[one.drafter % len(COLOURS)]
+        text.append(escape_controls(one.accepted, multiline=True), style=style)
+        text.append(escape_controls(one.own, multiline=True))
+    return text
 
 
 def show_side_by_side(
@@ -117,7 +66,7 @@ def show_side_by_side(
         if slowdown > 1:
             console.print(f"played {slowdown:.0f} times slower than it ran", style="dim")
     else:
-        console.print_block(drafted.text_at(drafted.duration_s).plain)
+        console.print_block(draw_text(drafted, drafted.duration_s).plain)
     same = "the same tokens" if plain.tokens == drafted.tokens else "DIFFERENT tokens"
     if not (plain.duration_s and drafted.duration_s):  # only the token of the prefill
         console.print(f"one round alone, so there is nothing to compare: {same}")
@@ -145,7 +94,7 @@ def _draw(console: Terminal, plain: Recording, drafted: Recording, seconds: floa
     grid.add_column(ratio=1)
     panels = []
     for title, run in (("plain", plain), ("with the profile", drafted)):
-        text = run.text_at(seconds)
+        text = draw_text(run, seconds)
         lines = text.wrap(console, console.width // 2 - 4)[-TEXT_LINES:]
         is_done = seconds >= run.duration_s
         pace = f"{run.tokens_per_second:.0f} tokens/s" if is_done else "…"

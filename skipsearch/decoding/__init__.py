@@ -21,7 +21,7 @@ Modules:
     session, prefix_cache         successive requests that share a prefix
     batch, batch_cache            requests that are decoded together
     guard                         pauses drafters that do not pay
-    tracing                       records of the proposals of each round
+    tracing, recording            the proposals of each round, and a whole answer with its times
     conversation                  the turns of a chat
 """
 

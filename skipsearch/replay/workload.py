@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from skipsearch.core.constraint import Constraint
 from skipsearch.decoding import Decoder, Generation
@@ -70,11 +71,16 @@ class Workload:
             self.prompt_ids[prompt_index],
             max_tokens,
             prefix_cache=prefix_cache,
-            seed=seed,
-            end_on_repeat=self.end_on_repeat,
-            constraint=self.constraint,
-            **asdict(self.sampling),
+            **self.request_options(seed),
         )
+
+    def request_options(self, seed: int) -> dict[str, Any]:
+        """Return the options of a request but its length, as for `Decoder.stream`."""
+        return asdict(self.sampling) | {
+            "seed": seed,
+            "end_on_repeat": self.end_on_repeat,
+            "constraint": self.constraint,
+        }
 
     def head(self, count: int) -> Workload:
         return replace(

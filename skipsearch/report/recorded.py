@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from skipsearch.core.recipe import Recipe
 from skipsearch.errors import DecodeError
@@ -16,6 +16,9 @@ MAX_LAYERS = 1024  # as in a profile
 
 Ratio = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
 Number = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
+
+
+SampleText = Annotated[str, Field(max_length=10_000)]
 
 
 class StoredModel(BaseModel):
@@ -58,6 +61,24 @@ class RaceRecord(StoredModel):
     predicted: Ratio | None = None  # predicted speedup; None: not predicted
     speedup: StoredInterval
     split: Literal["calibration", "holdout"]
+
+
+class StoredSample(StoredModel):
+    """An answer, as pieces of text that drafters and the full model wrote."""
+
+    prompt: Annotated[str, Field(max_length=1000)]  # name of the prompt
+    kinds: Annotated[list[str], Field(max_length=64)]  # of the drafters
+    # Of each round: index of the drafter, text of its accepted tokens, the full model's own text.
+    rounds: Annotated[
+        list[tuple[Annotated[int, Field(ge=0)] | None, SampleText, SampleText]],
+        Field(max_length=10_000),
+    ]
+
+    @model_validator(mode="after")
+    def _check_kinds(self) -> StoredSample:
+        if any(drafter is not None and drafter >= len(self.kinds) for drafter, *_ in self.rounds):
+            raise ValueError("a round names a drafter that is not listed")
+        return self
 
 
 class StoredReading(StoredModel):

@@ -97,6 +97,7 @@ def render_report(studies: Sequence[StudyRecord], profile: Profile | None) -> tu
         differing=_list_differences(studies, profile),
         columns=SUMMARY_COLUMNS,
         summary=[_summary_row(study) for study in studies],
+        samples=[study.sample for study in studies if study.sample is not None],
         figures=figures,
         version=__version__,
         light=Markup(css_variables(dark=False)),

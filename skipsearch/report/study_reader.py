@@ -31,6 +31,7 @@ from skipsearch.report.recorded import (
     RaceRecord,
     StoredReading,
     StoredReliabilityBin,
+    StoredSample,
     StoredTrialAttrs,
 )
 from skipsearch.tuning.storage import (
@@ -79,6 +80,7 @@ class StudyRecord:
     race: tuple[RaceRecord, ...] = ()
     reliability: tuple[StoredReliabilityBin, ...] = ()
     readings: tuple[StoredReading, ...] = ()
+    sample: StoredSample | None = None  # an answer of the winner
 
     @property
     def best(self) -> JudgedTrial | None:
@@ -176,6 +178,9 @@ def read_study(location: str | Path, label: str | None = None) -> StudyRecord:
     readings: tuple[StoredReading, ...] = _parse_attr(
         tuple[StoredReading, ...], attributes.get("readings", []), f"the number formats in {name}"
     )
+    sample: StoredSample | None = _parse_attr(
+        StoredSample | None, attributes.get("sample"), f"the sample answer in {name}"
+    )
     study = StudyRecord(
         label or _short_name(name),
         n_layers,
@@ -185,6 +190,7 @@ def read_study(location: str | Path, label: str | None = None) -> StudyRecord:
         race,
         bins,
         readings,
+        sample,
     )
     try:
         for record in race:

@@ -19,7 +19,8 @@ from typing import Any
 from skipsearch.core.machine import describe_machine, software_versions
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import Trial
-from skipsearch.decoding import Decoder
+from skipsearch.decoding import FORCED_KIND, Decoder
+from skipsearch.decoding.recording import record_answer
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.profile import Profile
 from skipsearch.replay.evidence import collect_evidence
@@ -75,6 +76,7 @@ from skipsearch.tuning.study import StudyStore
 from skipsearch.tuning.wall_objective import WallObjective
 
 WALL_OBJECTIVE_PROMPTS = 6  # prompts of one evaluation under the wall objective
+SAMPLE_TOKENS = 200  # of the answer that a report shows
 REFINED_MASKS = 4  # masks that are tried with every setting
 
 
@@ -187,6 +189,9 @@ def tune(
     assert winner.measurement is not None
     if store:
         _store_findings(store, search.objective, raced, winner)
+        if model.tokenizer is not None and winner.recipe.drafters:
+            on_event(StageStarted("recording a sample answer for the report"))
+            store.set_attr("sample", record_sample(winner.make_decoder(model), holdout, seed))
     return build_profile(
         model,
         task,
@@ -389,6 +394,19 @@ def _store_findings(
     objective = search.objective_of(winner.recipe)
     bins = compute_reliability(winner.recipe, objective.replay, objective.lookup_replay)
     store.set_attr("brought", [asdict(group) for group in bins])
+
+
+def record_sample(decoder: Decoder, workload: Workload, seed: int) -> dict[str, Any]:
+    """Return the answer to the first prompt for a report, with the drafter of each token."""
+    limit = min(SAMPLE_TOKENS, workload.max_new_tokens)
+    recording = record_answer(
+        decoder, workload.prompt_ids[0], workload.request_options(seed) | {"max_new_tokens": limit}
+    )
+    kinds = [spec.kind for spec in decoder.recipe.drafters]
+    if workload.constraint is not None:
+        kinds.append(FORCED_KIND)
+    rounds = [(one.drafter, one.accepted, one.own) for one in recording.rounds]
+    return {"prompt": workload.prompt_names[0], "kinds": kinds, "rounds": rounds}
 
 
 def study_fingerprint(

@@ -9,16 +9,17 @@ import pytest
 from helpers.command import cmd, run_in_process
 from helpers.profiles import write_demo_profile
 
-from skipsearch.cli.side_by_side import Recording, Round, show_side_by_side
+from skipsearch.cli.side_by_side import draw_text, show_side_by_side
 from skipsearch.cli.terminal import Terminal
+from skipsearch.decoding.recording import Recording, Round
 
 PLAIN = Recording([1, 2, 3], [Round(0.0, None, "", "a"), Round(0.2, None, "", " b")])
 DRAFTED = Recording([1, 2, 3], [Round(0.0, None, "", "a"), Round(0.1, 1, " b\x1b", " c")])
 
 
 def test_a_text_is_shown_as_far_as_it_had_come() -> None:
-    assert DRAFTED.text_at(0.05).plain == "a"
-    text = DRAFTED.text_at(0.1)
+    assert draw_text(DRAFTED, 0.05).plain == "a"
+    text = draw_text(DRAFTED, 0.1)
     assert text.plain == "a b\\x1b c", "control characters are shown, and not obeyed"
     [accepted] = [span for span in text.spans if span.style]
     assert text.plain[accepted.start : accepted.end] == " b\\x1b"

@@ -74,6 +74,11 @@ READINGS = [
     for weights, beta in (("stored", 0.5), ("int8", 0.45), ("int4", 0.3))
     for tokens in (None, 4096)
 ]
+SAMPLE = {
+    "prompt": "sums/3",
+    "kinds": ["lookup", "skip"],
+    "rounds": [[None, "", "1 + "], [0, "1 <", "= "], [1, "2", "\n"]],
+}
 BROUGHT = [
     {"drafter": 0, "by": "match length", "low": 2, "high": 3, "positions": 50, "right": 20},
     {"drafter": 0, "by": "match length", "low": 6, "high": 8, "positions": 30, "right": 27},
@@ -99,6 +104,7 @@ def make_study(
     failed: int = 0,
     seed: int = 0,
     raced: Any = RACED,
+    sample: Any = SAMPLE,
     **identity: Any,
 ) -> StudyStore:
     """searchers: how many masks each judged. ended: with what `tune` stores at its end."""
@@ -135,4 +141,5 @@ def make_study(
         ledger.set_attr("raced", raced)
         ledger.set_attr("brought", BROUGHT)
         ledger.set_attr("readings", READINGS)
+        ledger.set_attr("sample", sample)
     return ledger

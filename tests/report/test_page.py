@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.profiles import GOLDEN
 
+from skipsearch.errors import SearchError
 from skipsearch.profile import load_profile
 from skipsearch.report.report_page import render_report
 from skipsearch.report.study_reader import read_study
 
-from .studies import LAYERS, make_study
+from .studies import LAYERS, SAMPLE, make_study
 
 
 def first_sentence(html: str) -> str:
@@ -62,3 +65,35 @@ def test_terms_are_explained_before_the_first_table_and_figure(tmp_path: Path) -
     html, _ = render_report([read_study(tmp_path / "one.journal")], None)
     for term in ("α: ", "τ: ", "β: ", "v: "):
         assert 0 < html.index(term) < html.index("<table>") < html.index("<figure")
+
+
+def test_a_sample_answer_says_which_drafter_wrote_what(tmp_path: Path) -> None:
+    make_study(tmp_path / "one.journal", n_layers=LAYERS)
+    html, _ = render_report([read_study(tmp_path / "one.journal")], None)
+    answer = html.partition('<p class="answer">')[2].partition("</p>")[0]
+    spans = re.findall(
+        r'<span class="drafted" style="--drafter: var\((.*?)\)">(.*?)</span>', answer
+    )
+    assert spans == [("--s0", "1 &lt;"), ("--s1", "2")]
+    assert unescape(re.sub("<.*?>", "", answer)) == "1 + 1 <= 2\n"
+    assert html.index(">lookup</span>") < html.index(">skip</span>") < html.index(answer)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        SAMPLE | {"rounds": [[2, "a", "b"]]},
+        SAMPLE | {"rounds": [[0, "a" * 20_000, ""]]},
+        SAMPLE | {"kinds": 3},
+    ],
+)
+def test_a_sample_that_breaks_a_rule_is_refused(sample: Any, tmp_path: Path) -> None:
+    make_study(tmp_path / "one.journal", n_layers=LAYERS, sample=sample)
+    with pytest.raises(SearchError, match=r"the sample answer in .*one\.journal cannot be read"):
+        read_study(tmp_path / "one.journal")
+
+
+def test_a_study_without_a_sample_shows_none(tmp_path: Path) -> None:
+    make_study(tmp_path / "one.journal", n_layers=LAYERS, sample=None)
+    html, _ = render_report([read_study(tmp_path / "one.journal")], None)
+    assert "sample answer" not in html

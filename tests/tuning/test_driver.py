@@ -764,6 +764,12 @@ def test_a_study_keeps_who_proposed_each_mask_and_the_race(tmp_path: Path) -> No
     assert profile.measured is not None
     low, high = profile.measured.speedup.ci95  # rounded as far as the clock was sure
     assert low <= winner["speedup"]["mean"] <= high
+    sample, model = notes["sample"], small_model()
+    assert (sample["prompt"], sample["kinds"]) == ("word/4", ["skip"])
+    workload = make_workload(model, small_task(), small_task().holdout)
+    answer = workload.generate(Decoder(model), 0, seed=0).tokens
+    pieces = [piece for _, accepted, own in sample["rounds"] for piece in (accepted, own)]
+    assert "".join(pieces) == model.tokenizer.decode(answer)
 
 
 @pytest.mark.usefixtures("fast")
