@@ -72,9 +72,7 @@ DRAFT_ONE_IN = 8  # a chosen mask keeps one sub-layer in this many
 REPLAY_PROMPTS, REPLAY_TOKENS = 24, 48  # prompts, and tokens after each
 DEFAULT_HEAD_TOKENS = 8000  # tokens that a head is trained to draft
 PROBE_TOKENS = 256  # on which the speed of a head's training is measured
-FIRST_REPORT_S = (
-    120.0  # of training, when the acceptance of a head is reported; then at each doubling
-)
+FIRST_REPORT_S = 120.0  # of training, until α of a head is reported; then at each doubling
 CHECKPOINT = "training.pt"
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import errno
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -117,9 +117,6 @@ def download_gguf(repo: str, revision: str | None, number_format: str) -> Path:
         rf"(.*[-._/])?{re.escape(number_format)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE
     )
 
-    def choose(paths: Iterable[str]) -> list[str]:
-        return sorted(path for path in paths if ending.fullmatch(path) and "mmproj" not in path)
-
     with _hub_errors_reported(repo, revision):
         any_case = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in number_format)
         patterns = [f"*{any_case}.gguf", f"*{any_case}-?????-of-?????.gguf"]
@@ -128,7 +125,8 @@ def download_gguf(repo: str, revision: str | None, number_format: str) -> Path:
                 repo, revision=revision, allow_patterns=patterns, ignore_patterns="*mmproj*"
             )
         )
-        chosen = choose(str(path.relative_to(folder)) for path in folder.rglob("*.gguf"))
+        cached = (str(path.relative_to(folder)) for path in folder.rglob("*.gguf"))
+        chosen = sorted(p for p in cached if ending.fullmatch(p) and "mmproj" not in p)
         listed = [] if chosen else _list_gguf_files(repo, revision)
     models = {list_parts(folder / path)[0] for path in chosen}
     if len(models) > 1:
