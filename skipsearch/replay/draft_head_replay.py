@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from skipsearch.core.reading import Vocabulary
+from skipsearch.core.reading import Reading, Vocabulary
 from skipsearch.drafters.mtp.weights import DraftHead, plan_depth
-from skipsearch.engine import LayerInputTap, forward, no_grad
+from skipsearch.engine import no_grad
+from skipsearch.engine.reduced_model import can_restrict_head, make_reduced_model
 from skipsearch.engine.sampler import TemperatureSampler
-from skipsearch.models.kv_cache import Planner
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.head_rows import HeadRows
 from skipsearch.replay.replay import Replay, accept_probability, greedy_token, token_ranks
 from skipsearch.replay.rounds import MAX_ROUND_DRAFT, RoundTable
 
@@ -35,8 +36,34 @@ def replay_draft_head(
     """
     randoms = [np.random.default_rng(_SEED) for _ in vocabularies]
     indices = tuple(i for i, text in enumerate(replay.continuations) if len(text) > 1)
-    by_prompt = [_replay_prompt(replay, head, i, vocabularies, randoms) for i in indices]
+    adapter, rows = _restrict_head(replay, head, vocabularies)
+    by_prompt = [
+        _replay_prompt(replay, head, adapter, rows, i, vocabularies, randoms) for i in indices
+    ]
     return [_make_table(replay, indices, parts) for parts in zip(*by_prompt, strict=True)]
+
+
+def _restrict_head(
+    replay: Replay, head: DraftHead, vocabularies: Sequence[Vocabulary | None]
+) -> tuple[ModelAdapter, HeadRows | None]:
+    """Return (model for the logits, its rows): of the tokens that any draft here may propose.
+
+    At other tokens all logits would be masked. Rows None: the model has all rows.
+    """
+    known = [vocabulary for vocabulary in vocabularies if vocabulary is not None]
+    if len(known) < len(vocabularies) or not can_restrict_head(head.adapter):
+        return head.adapter, None
+    largest = max(known, key=lambda vocabulary: len(vocabulary.token_ids()))
+    reduced = make_reduced_model(head.adapter, Reading(vocabulary=largest))
+    assert reduced.new_head is not None
+    rows = reduced.new_head()
+    for tokens in (
+        *(vocabulary.token_ids() for vocabulary in known),
+        *replay.prompt_ids,
+        *replay.continuations,
+    ):
+        rows.add(tokens)
+    return reduced.restrict(rows), rows
 
 
 def _make_table(
@@ -59,33 +86,28 @@ def _make_table(
 def _replay_prompt(
     replay: Replay,
     head: DraftHead,
+    adapter: ModelAdapter,
+    head_rows: HeadRows | None,
     prompt_index: int,
     vocabularies: Sequence[Vocabulary | None],
     randoms: Sequence[np.random.Generator],
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Return (accepted length [A], rank at the first mismatch [A], confidence [A, steps]) by
-    vocabulary. randoms: one generator for each vocabulary.
+    vocabulary.
+
+    adapter, head_rows: from `_restrict_head`. randoms: one generator for each vocabulary.
     """
     model, device = head.model, head.model.spec.device
     prompt, text = list(replay.prompt_ids[prompt_index]), replay.continuations[prompt_index]
     n_rounds = len(text) - 1
     tokens = torch.tensor([[*prompt, *text[:-1]]], device=device)
     n_rows, first = tokens.shape[1] - 1, len(prompt) - 1  # the first row that drafts
-    plan, tapped = Planner(n_rows + 1, device).plan_chain(0, n_rows + 1), list[Tensor]()
-    is_greedy = replay.sampling.is_greedy
-    full_logits = forward(
-        model,
-        tokens,
-        model.new_cache(1, n_rows + 1),
-        plan,
-        last_only=is_greedy,
-        tap=LayerInputTap(model.spec.n_layers, n_rows + 1, tapped),
-    )
+    states = replay.read_last_hidden(prompt_index)
     target_probs = None
-    if not is_greedy:
+    if not replay.sampling.is_greedy:
         sampler = TemperatureSampler(replay.sampling, torch.Generator(device))
-        target_probs = sampler.warp_to_probs(full_logits[0, len(prompt) :])
-    states = head.read_states(torch.cat(tapped, dim=1))
+        target_probs = sampler.warp_to_probs(model.head(states[:, len(prompt) :])[0])
+    states = head.read_states(states)
     n_steps = min(MAX_ROUND_DRAFT, n_rounds)
     hidden, cache = states[:, :-1], head.new_cache(n_rows + n_steps * n_rounds)
     shape = len(vocabularies), n_rounds, MAX_ROUND_DRAFT
@@ -98,20 +120,28 @@ def _replay_prompt(
         if depth == 0:
             hidden = hidden[:, first:]
         # Of the rounds 0 … n_rounds − depth − 1.
-        logits = head.compute_logits(head.adapter, hidden)[0]
+        logits = head.compute_logits(adapter, hidden)[0]
         rounds = torch.arange(len(logits), device=device)
         labels = torch.tensor(text[1 + depth :], device=device)
-        known = slice(0, len(labels))
-        by_vocabulary = replay.mask_unknown_tokens(logits, prompt_index, rounds, vocabularies)
+        known, columns = slice(0, len(labels)), labels
+        if head_rows is not None:
+            columns = head_rows.rows_of(labels)
+        by_vocabulary = replay.mask_unknown_tokens(
+            logits,
+            prompt_index,
+            rounds,
+            vocabularies,
+            None if head_rows is None else head_rows.token_ids,
+        )
         for v, masked in enumerate(by_vocabulary):
             if target_probs is None:
                 token, top = greedy_token(masked)
-                right[v, known, depth] = (token == labels).cpu().numpy()
-                ranks[v, known, depth] = token_ranks(labels, masked).cpu().numpy()
+                right[v, known, depth] = (token == columns).cpu().numpy()
+                ranks[v, known, depth] = token_ranks(columns, masked).cpu().numpy()
             else:
                 q = sampler.warp_to_probs(masked)
                 p, top = target_probs[depth:].gather(1, labels[:, None])[:, 0], q.amax(dim=-1)
-                accept = accept_probability(q.gather(1, labels[:, None])[:, 0], p).cpu().numpy()
+                accept = accept_probability(q.gather(1, columns[:, None])[:, 0], p).cpu().numpy()
                 right[v, known, depth] = randoms[v].random(len(labels)) < accept
             confidence[v, known, depth] = top.float().cpu().numpy()
         hidden = hidden[:, :-1]

@@ -26,10 +26,11 @@ from skipsearch.core.constraint import Constraint
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Vocabulary
 from skipsearch.decoding.repetition import EndOnRepeat, find_loop_start
-from skipsearch.engine import no_grad, run_layers
+from skipsearch.engine import LayerInputTap, forward, no_grad, run_layers
 from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.kv_cache import Planner
 from skipsearch.models.memory import free_memory
 from skipsearch.replay.recurrent_batches import RecurrentReplayBatches
 from skipsearch.replay.reference_text import (
@@ -140,6 +141,7 @@ class Replay:
                 "there is nothing to draft: take another task, or --chat if these are requests to "
                 "a chat model"
             )
+        self._last_hidden = dict[int, Tensor]()  # of texts, [1, T, H]
         self.segments = cut_segments([max(0, len(text) - 1) for text in self.texts], max_positions)
         self.prompt_ids = [
             [*prompts[s.text], *self.texts[s.text][: s.first]] for s in self.segments
@@ -343,23 +345,52 @@ class Replay:
         acceptance = accept_probability(q.gather(1, labels[:, None])[:, 0], target_probs)
         return acceptance, q.amax(dim=-1), labels
 
+    @no_grad
+    def read_last_hidden(self, prompt_index: int) -> Tensor:
+        """Return the output of the last layer at a prompt and its text but the last token.
+
+        [1, T, H]. It is computed once for a text, which its segments share.
+        """
+        text = self.segments[prompt_index].text
+        if text not in self._last_hidden:
+            of_text = [i for i, segment in enumerate(self.segments) if segment.text == text]
+            longest = max(of_text, key=lambda i: self.segments[i].end)
+            ids = [[*self.prompt_ids[longest], *self.continuations[longest][:-1]]]
+            tokens, tapped = torch.tensor(ids, device=self.model.spec.device), list[Tensor]()
+            n_tokens = tokens.shape[1]
+            forward(
+                self.model,
+                tokens,
+                self.model.new_cache(1, n_tokens),
+                Planner(n_tokens, tokens.device).plan_chain(0, n_tokens),
+                last_only=True,
+                tap=LayerInputTap(self.model.spec.n_layers, n_tokens, tapped),
+            )
+            self._last_hidden[text] = torch.cat(tapped, dim=1)
+        n_read = len(self.prompt_ids[prompt_index]) + len(self.continuations[prompt_index]) - 1
+        return self._last_hidden[text][:, :n_read]
+
     def mask_unknown_tokens(
         self,
         logits: Tensor,
         prompt_index: int,
         rounds: Tensor,
         vocabularies: Sequence[Vocabulary | None],
+        tokens: Tensor | None = None,
     ) -> Iterator[Tensor]:
         """Yield logits [N, V] for each vocabulary, without those of tokens that it does not have.
 
         rounds: [N], the generated token after which the draft of each row begins. The tokens of a
-        prompt and of the text up to there count as known.
+        prompt and of the text up to there count as known. tokens: those of the logits, [V]; None:
+        all of the model's.
         """
         for vocabulary in vocabularies:
             if vocabulary is None:
                 yield logits
             else:
                 first_use = self._first_uses([prompt_index], vocabulary)[0]
+                if tokens is not None:
+                    first_use = first_use[tokens]
                 yield _hide_later_tokens(logits, first_use, rounds)
 
     def _first_uses(self, prompt_indices: Sequence[int], vocabulary: Vocabulary) -> Tensor:
