@@ -264,8 +264,8 @@ def _generate_group(
             last_only=True,
             tap=tap,
         )
-        for i, p in enumerate(prompt_ids):
-            if tap is not None:
+        if tap is not None:
+            for i, p in enumerate(prompt_ids):
                 tap.add(i, i, len(p) - 1)
     token, position = padded.gather(1, lengths - 1), lengths - 1  # [B, 1]
     generated: list[list[int]] = [[] for _ in prompt_ids]
@@ -287,8 +287,8 @@ def _generate_group(
         logits = forward(model, token, cache, plan, tap=tap)[:, 0]
         open_rows = [row for row, text in enumerate(rows) if text in running]
         texts = [rows[row] for row in open_rows]
-        for text, row in zip(texts, open_rows, strict=True):
-            if tap is not None:
+        if tap is not None:
+            for text, row in zip(texts, open_rows, strict=True):
                 tap.add(text, row, 1)
         tokens = chooser.choose(logits if len(texts) == len(rows) else logits[open_rows], texts)
         for text, token_id in zip(texts, tokens, strict=True):

@@ -26,7 +26,7 @@ from skipsearch.core.constraint import Constraint
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.reading import Vocabulary
 from skipsearch.decoding.repetition import EndOnRepeat, find_loop_start
-from skipsearch.engine import LayerInputTap, forward, no_grad, run_layers
+from skipsearch.engine import no_grad, run_layers
 from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
@@ -356,17 +356,15 @@ class Replay:
             of_text = [i for i, segment in enumerate(self.segments) if segment.text == text]
             longest = max(of_text, key=lambda i: self.segments[i].end)
             ids = [[*self.prompt_ids[longest], *self.continuations[longest][:-1]]]
-            tokens, tapped = torch.tensor(ids, device=self.model.spec.device), list[Tensor]()
+            tokens = torch.tensor(ids, device=self.model.spec.device)
             n_tokens = tokens.shape[1]
-            forward(
+            plan = Planner(n_tokens, tokens.device).plan_chain(0, n_tokens)
+            self._last_hidden[text] = run_layers(
                 self.model,
-                tokens,
+                self.model.embed(tokens, plan.positions),
                 self.model.new_cache(1, n_tokens),
-                Planner(n_tokens, tokens.device).plan_chain(0, n_tokens),
-                last_only=True,
-                tap=LayerInputTap(self.model.spec.n_layers, n_tokens, tapped),
+                plan,
             )
-            self._last_hidden[text] = torch.cat(tapped, dim=1)
         n_read = len(self.prompt_ids[prompt_index]) + len(self.continuations[prompt_index]) - 1
         return self._last_hidden[text][:, :n_read]
 

@@ -27,7 +27,6 @@ from skipsearch.drafters.mtp.weights import (
     LAYER_PREFIX,
     PROJECTION,
     InputMix,
-    plan_depth,
 )
 from skipsearch.engine import no_grad, run_layers
 from skipsearch.engine.native import NativeAdapter
@@ -254,28 +253,17 @@ class DraftHeadStudent:
         """Return the draft steps: the first at all rows, the others in the rounds that count."""
         n_texts, n_rows = lesson.tokens[:, 1:].shape
         numbers = None if lesson.text_numbers is None else lesson.text_numbers[:, :-1]
-        embedded, cache = (
-            self._embed(lesson.tokens[:, 1:]),
-            _StepwiseCache(self._layer + 1, n_texts),
-        )
-
-        def run(embedded: Tensor, states: Tensor, plan: PassPlan) -> Tensor:
-            x = self.mix(embedded, states)
-            return self.adapter.block(self._layer, x, cache, plan, attn=True, mlp=True)
-
-        plan = plan_depth(n_rows, 0, embedded.device, text_numbers=numbers)
-        states = run(embedded, lesson.hidden[:, :-1], plan)
-        every_row = torch.arange(n_rows, device=states.device).expand(n_texts, n_rows)
-        steps, rounds = [DraftStep(states, every_row, lesson.counts(0))], lesson.list_rounds()
-        states = _take_rows(states, rounds)
-        for depth in range(1, self.draft_length):
-            states = run(
-                _take_rows(embedded, rounds + depth),
-                states,
-                plan_rounds(rounds, depth, n_rows, numbers),
-            )
-            counted = lesson.counts(depth).gather(1, rounds)
-            steps.append(DraftStep(states, rounds, counted))
+        embedded, states = self._embed(lesson.tokens[:, 1:]), lesson.hidden[:, :-1]
+        cache, steps = _StepwiseCache(self._layer + 1, n_texts), list[DraftStep]()
+        rounds = torch.arange(n_rows, device=states.device).expand(n_texts, n_rows)
+        for depth in range(self.draft_length):
+            if depth == 1:
+                rounds = lesson.list_rounds()
+                states = _take_rows(states, rounds)
+            x = self.mix(_take_rows(embedded, rounds + depth), states)
+            plan = plan_rounds(rounds, depth, n_rows, numbers)
+            states = self.adapter.block(self._layer, x, cache, plan, attn=True, mlp=True)
+            steps.append(DraftStep(states, rounds, lesson.counts(depth).gather(1, rounds)))
         return steps
 
     def _targets_of(self, lesson: HeadLesson, depth: int, step: DraftStep) -> TeacherTargets:
@@ -391,11 +379,13 @@ class DraftHeadStudent:
 def plan_rounds(
     rounds: Tensor, depth: int, n_rows: int, text_numbers: Tensor | None = None
 ) -> PassPlan:
-    """Plan the pass of draft step `depth`, from 1, of rounds alone.
+    """Plan the pass of draft step `depth`, from 0, of rounds.
 
-    rounds: [B, R], the row at which each starts. n_rows: those of depth 0, whose keys come first;
-    those of each later depth follow, one for each round. A round attends to the keys of depth 0 up
-    to the row at which it starts, and to its own. text_numbers: see `plan_depth`.
+    rounds: [B, R], the row at which each starts; at depth 0, all n_rows rows of a text. The keys of
+    depth 0 come first; those of each later depth follow, one for each round. A round attends to the
+    keys of depth 0 up to the row at which it starts, and to those of its own later steps.
+    text_numbers: [B, n_rows], the text of each row; a row attends to rows of its text alone. None:
+    all rows are of one text.
     """
     n_rounds, device = rounds.shape[1], rounds.device
     rows = torch.arange(n_rows, device=device)

@@ -190,21 +190,13 @@ def build_draft_head(
     return TrainedHead(model, on_same_engine(model, adapter), InputMix(*placed))
 
 
-def plan_depth(
-    n_rows: int,
-    depth: int,
-    device: torch.device,
-    first: int = 0,
-    text_numbers: Tensor | None = None,
-) -> PassPlan:
+def plan_depth(n_rows: int, depth: int, device: torch.device, first: int = 0) -> PassPlan:
     """Plan the pass of draft step `depth`, from 0, of the rounds that start at rows of a text.
 
     The rows of depth 0 are 0 … n_rows − 1. Rounds start at the rows from `first` on. Depth d has
     the rows first + d … n_rows − 1. The keys of a depth follow those of the depth before. Row j
     attends to the keys of depth 0 up to row j − depth, and to one key of each later depth k, that
     of row j − depth + k: these are the keys that decoding has in this step.
-    text_numbers: [B, n_rows], the text of each row; a row attends to rows of its text alone. None:
-    all rows are of one text.
     """
     starts = [0, *(first + k for k in range(1, depth + 1))]  # first row of each depth
     row = torch.arange(starts[-1], n_rows, device=device)[:, None]
@@ -212,10 +204,7 @@ def plan_depth(
     visible = [keys[0] <= row - depth]
     visible += [keys[k] == row - depth + k for k in range(1, depth + 1)]
     mask = torch.cat(visible, dim=1)[None, None]
-    if text_numbers is not None:
-        of_keys = torch.cat([text_numbers[:, start:] for start in starts], dim=1)
-        mask = mask & (text_numbers[:, None, starts[-1] :, None] == of_keys[:, None, None])
-    n_keys, is_chain = mask.shape[-1], depth == 0 and text_numbers is None
+    n_keys, is_chain = mask.shape[-1], depth == 0
     slots = torch.arange(n_keys - len(row), n_keys, device=device)[None]
     return PassPlan(
         row.T.contiguous(),

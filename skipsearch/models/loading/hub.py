@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 from skipsearch.errors import ModelError
@@ -105,6 +106,7 @@ def download_model(repo: str, revision: str | None, weights: bool) -> Path:
     return folder
 
 
+@cache  # a command asks several times, and each answer takes requests to the Hub
 def download_gguf(repo: str, revision: str | None, number_format: str) -> Path:
     """Return the GGUF file of a Hub repository, or the first part of a split one.
 
@@ -112,21 +114,21 @@ def download_gguf(repo: str, revision: str | None, number_format: str) -> Path:
     Q4_K_M; upper and lower case are the same. Raises: ModelError.
     """
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import filter_repo_objects
 
-    ending = re.compile(
-        rf"(.*[-._/])?{re.escape(number_format)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE
-    )
-
+    any_case = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in number_format)
+    allow = [
+        f"{beginning}{any_case}{ending}.gguf"
+        for beginning in ("", "*[-._/]")
+        for ending in ("", "-?????-of-?????")
+    ]
+    ignore = ["*mmproj*"]  # towers for images and sounds
     with _hub_errors_reported(repo, revision):
-        any_case = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in number_format)
-        patterns = [f"*{any_case}.gguf", f"*{any_case}-?????-of-?????.gguf"]
         folder = Path(
-            snapshot_download(
-                repo, revision=revision, allow_patterns=patterns, ignore_patterns="*mmproj*"
-            )
+            snapshot_download(repo, revision=revision, allow_patterns=allow, ignore_patterns=ignore)
         )
         cached = (str(path.relative_to(folder)) for path in folder.rglob("*.gguf"))
-        chosen = sorted(p for p in cached if ending.fullmatch(p) and "mmproj" not in p)
+        chosen = sorted(filter_repo_objects(cached, allow_patterns=allow, ignore_patterns=ignore))
         listed = [] if chosen else _list_gguf_files(repo, revision)
     models = {list_parts(folder / path)[0] for path in chosen}
     if len(models) > 1:

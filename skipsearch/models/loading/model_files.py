@@ -1,4 +1,4 @@
-"""Find the GGUF file that a name stands for: a packaged model, a folder's, or one of the Hub's."""
+"""Find the GGUF file of a name: of a packaged model, of a folder, or in a repository of the Hub."""
 
 from __future__ import annotations
 
