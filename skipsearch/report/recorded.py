@@ -64,7 +64,7 @@ class RaceRecord(StoredModel):
 
 
 class StoredSample(StoredModel):
-    """An answer, as pieces of text that drafters and the full model wrote."""
+    """An answer, as parts of text that drafters and the full model wrote."""
 
     prompt: Annotated[str, Field(max_length=1000)]  # name of the prompt
     kinds: Annotated[list[str], Field(max_length=64)]  # of the drafters
