@@ -1,0 +1,95 @@
+"""Recipes with a trained draft head, next to lookup alone: the gain of each on hold-out prompts.
+
+The recipes are given, and not searched: a search picks among them by calibration prompts. Whole
+answers are decoded in turn, by plain decoding, too.
+
+    OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/head_recipes.py --model FILE.gguf --threads 2 \
+        --head modules/mtp.safetensors --task chat --prompts 6 --out build/head-chat.json
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from options import load_chosen_model, make_parser
+
+from skipsearch.core.recipe import Recipe
+from skipsearch.decoding import Decoder
+from skipsearch.drafters.trained.module_files import make_reference, read_module_header
+from skipsearch.replay.workload import make_workload
+from skipsearch.tasks import load_task
+from skipsearch.timing.interleaved import Timings, time_interleaved
+
+
+def list_recipes(head: Path) -> dict[str, Recipe]:
+    """Return the recipes by name. head: the module's file."""
+    vocabulary = read_module_header(head).card.vocabulary
+    module = make_reference(head, head.name).model_dump(mode="json")
+    lookup = {"kind": "lookup", "min_match": 1, "per_match": 1, "draft_length": 2}
+    shared: dict[str, Any] = {"kind": "mtp", "weights": "int8", "module": module}
+    if vocabulary is not None:
+        shared["vocabulary"] = vocabulary.model_dump()
+    one = shared | {"draft_length": 1, "exit": {"kind": "fixed"}}
+    two = shared | {"draft_length": 2, "exit": {"kind": "confidence", "threshold": 0.6}}
+    drafters = {
+        "lookup": [lookup],
+        "head, up to 2 tokens": [two],
+        "lookup, then head, 1 token": [lookup, one],
+        "lookup, then head, up to 2 tokens": [lookup, two],
+    }
+    return {name: Recipe.from_data(data) for name, data in drafters.items()}
+
+
+def main() -> None:
+    parser = make_parser(__doc__, engine="native")
+    parser.add_argument("--data", help="a file with the text of a published task")
+    parser.add_argument("--chat", action="store_true", help="prompts are requests to a chat model")
+    parser.add_argument("--head", type=Path, required=True, help="the file of a trained head")
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    model = load_chosen_model(args)
+    task = load_task(args.task, data=args.data, chat=args.chat)
+    workload = make_workload(model, task, task.holdout[: args.prompts])
+    recipes, folders = list_recipes(args.head), [args.head.parent]
+    decoders = [Decoder(model, recipe, module_folders=folders) for recipe in recipes.values()]
+    plain, *timings = time_interleaved(
+        [Decoder(model), *decoders],
+        workload,
+        seed=args.seed,
+        progress=lambda done, total: print(f"{done} of {total} prompts", flush=True),
+    )
+    texts = {sample.prompt_index: sample.generation.tokens for sample in plain.samples}
+
+    def describe(name: str, drafted: Timings) -> dict[str, Any]:
+        samples = drafted.samples
+        return {
+            "name": name,
+            "speedup": asdict(drafted.speedup_over(plain)),
+            "request_speedup": asdict(drafted.speedup_over(plain, with_prefill=True)),
+            "by_drafter": [asdict(counts) for counts in drafted.stats.by_drafter],
+            "tau": drafted.stats.tau,
+            "identical": sum(s.generation.tokens == texts[s.prompt_index] for s in samples),
+            "of": len(samples),
+        }
+
+    rows = [describe(name, drafted) for name, drafted in zip(recipes, timings, strict=True)]
+    measured = {
+        "task": task.name,
+        "prompts": plain.n_prompts,
+        "tokens": sum(sample.n_tokens for sample in plain.samples),
+        "plain_ms_per_token": {k: 1e3 * v for k, v in asdict(plain.estimate()).items()},
+        "rows": rows,
+    }
+    for row in rows:
+        mean, low, high = (row["speedup"][key] for key in ("mean", "low", "high"))
+        print(f"{row['name']:36} {mean:.3f} ({low:.3f}-{high:.3f}) {row['identical']}/{row['of']}")
+    if args.out is not None:
+        args.out.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
