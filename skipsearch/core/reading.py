@@ -14,8 +14,9 @@ from pydantic import Field, field_validator
 from skipsearch.core.schema_types import FrozenModel
 
 DraftWeights = Literal["stored", "int8", "int6", "int5", "int4"]
-# Bits of a draft's weights. `stored` is not among them: these are the model's own weights.
-BITS_OF_WEIGHTS = {"int8": 8, "int6": 6, "int5": 5, "int4": 4}
+# By the bits of a draft's weights. `stored` is not among them: these are the model's own weights.
+WEIGHTS_OF_BITS: dict[int, DraftWeights] = {8: "int8", 6: "int6", 5: "int5", 4: "int4"}
+BITS_OF_WEIGHTS = {name: bits for bits, name in WEIGHTS_OF_BITS.items()}
 MAX_TOKEN_ID = 2**20  # four times the largest vocabulary; a hostile file is refused at once
 MAX_TOKENS_TEXT = 32_000  # characters of `Vocabulary.tokens`
 _RANGE = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skipsearch.core.cost_model import Costs, ResumedVerifyCosts
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import DraftWeights, Reading, Vocabulary
+from skipsearch.core.reading import WEIGHTS_OF_BITS, DraftWeights, Reading, Vocabulary
 from skipsearch.core.recipe import DrafterSpec
 from skipsearch.core.schema_types import ModuleRef
 from skipsearch.drafters.adapted.spec import Adapted
@@ -137,7 +137,7 @@ def _load_trained_draft(
         head, vocabulary = load_draft_head(model, ref, folders), card.vocabulary
         if vocabulary is not None and not can_restrict_head(head.adapter):
             vocabulary = None
-        return _make_mtp_draft(head, ref, mask, vocabulary)
+        return _make_mtp_draft(head, ref, mask, vocabulary, card.bits)
     draft = load_drafting_model(model, ref, folders)
     return TrainedDraft(
         card.kind,
@@ -162,8 +162,16 @@ def load_shipped_draft(model: ModelAdapter) -> TrainedDraft:
 
 
 def _make_mtp_draft(
-    head: DraftHead, ref: ModuleRef | None, mask: SkipMask, vocabulary: Vocabulary | None = None
+    head: DraftHead,
+    ref: ModuleRef | None,
+    mask: SkipMask,
+    vocabulary: Vocabulary | None = None,
+    bits: int | None = None,
 ) -> TrainedDraft:
+    """Make the draft of a head. bits: those of its file's matrices; None: they are numbers."""
+    formats: tuple[DraftWeights, ...] = ("stored",)
+    if head.runner is not None:
+        formats = (WEIGHTS_OF_BITS[bits],) if bits else ("stored", "int8")
     return TrainedDraft(
         "mtp",
         ref,
@@ -186,7 +194,7 @@ def _make_mtp_draft(
         True,
         needs_timing=True,
         vocabulary=vocabulary,
-        weights=("stored",) if head.runner is None else ("stored", "int8"),
+        weights=formats,
     )
 
 

@@ -493,7 +493,7 @@ def train(
         path,
         card,
         ref.parameters,
-        student.extra_bytes,
+        student.extra_bytes if blocks is None else path.stat().st_size,
         _replay_alpha(model, path, card.mask, corpus),
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from options import load_chosen_model, make_parser
 
+from skipsearch.core.reading import WEIGHTS_OF_BITS
 from skipsearch.core.recipe import Recipe
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.trained.module_files import make_reference, read_module_header
@@ -26,12 +27,16 @@ from skipsearch.timing.interleaved import Timings, time_interleaved
 
 def list_recipes(head: Path) -> dict[str, Recipe]:
     """Return the recipes by name. head: the module's file."""
-    vocabulary = read_module_header(head).card.vocabulary
+    card = read_module_header(head).card
     module = make_reference(head, head.name).model_dump(mode="json")
     lookup = {"kind": "lookup", "min_match": 1, "per_match": 1, "draft_length": 2}
-    shared: dict[str, Any] = {"kind": "mtp", "weights": "int8", "module": module}
-    if vocabulary is not None:
-        shared["vocabulary"] = vocabulary.model_dump()
+    shared: dict[str, Any] = {
+        "kind": "mtp",
+        "weights": WEIGHTS_OF_BITS[card.bits or 8],
+        "module": module,
+    }
+    if card.vocabulary is not None:
+        shared["vocabulary"] = card.vocabulary.model_dump()
     one = shared | {"draft_length": 1, "exit": {"kind": "fixed"}}
     two = shared | {"draft_length": 2, "exit": {"kind": "confidence", "threshold": 0.6}}
     drafters = {

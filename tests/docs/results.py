@@ -7,10 +7,19 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from skipsearch.report.theme import COLOURS, GAIN, INK, MUTED, themed_figure
+from skipsearch.report.theme import (
+    COLOURS,
+    GAIN,
+    INK,
+    MARKERS,
+    MUTED,
+    SERIES_COLOURS,
+    themed_figure,
+)
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -50,6 +59,7 @@ TASK_NAMES = {
 }
 PICTURED = {"gsm8k": "GSM8K", "chat": "chat"}
 WHOLE_ANSWERS = "whole-answers-avx2.json"  # what `tune` measured of two pretrained models
+HEAD_TRAINING = "head-training-qwen1.5b.json"  # α by draft step, and the minutes of each
 PASSES = "passes-avx2.json"  # of the same models, in their order
 
 
@@ -202,10 +212,7 @@ def draw_bars(
 
     panels: rows by title. labels: one for each row. most: the end of the axis.
     """
-    import matplotlib
-
-    with themed_figure() as figure_of, matplotlib.rc_context({"svg.hashsalt": "recipes"}):
-        figure = figure_of(figsize=figsize, layout="constrained")
+    with drawing(figsize) as figure:
         for place, (title, rows) in enumerate(panels.items()):
             axes = figure.add_subplot(1, len(panels), place + 1)
             for k, row in enumerate(rows):
@@ -226,8 +233,39 @@ def draw_bars(
             axes.tick_params(left=False)
             axes.spines["left"].set_visible(False)
         figure.supxlabel("times as fast as plain decoding", fontsize="medium")
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        return themed_svg(figure)
+
+
+def head_training_picture() -> str:
+    """The acceptance of each step of a trained head, over the time of its training."""
+    curve = json.loads((RECIPE_FILES / HEAD_TRAINING).read_text("utf-8"))
+    with drawing((8.4, 2.6)) as figure:
+        axes = figure.add_subplot()
+        for step, (alpha, colour, marker) in enumerate(
+            zip(curve["alpha"], SERIES_COLOURS, MARKERS, strict=False), 1
+        ):
+            style = {"color": colour, "marker": marker, "linewidth": 1.6, "markersize": 5}
+            axes.plot(curve["minutes"], alpha, label=f"step {step}", **style)
+        axes.set(xlabel="minutes of training", ylabel="α on text kept aside", ylim=(0, 1))
+        axes.set_xlim(left=0)
+        axes.grid(axis="y")
+        axes.legend(loc="lower right", frameon=False, ncols=3)
+        return themed_svg(figure)
+
+
+@contextmanager
+def drawing(size: tuple[float, float]) -> Iterator[Any]:
+    """Yield a figure of this size, in inches, that is drawn the same way each time."""
+    import matplotlib
+
+    with themed_figure() as figure_of, matplotlib.rc_context({"svg.hashsalt": "recipes"}):
+        yield figure_of(figsize=size, layout="constrained")
+
+
+def themed_svg(figure: Any) -> str:
+    """The figure as an SVG that follows light and dark."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     svg = file.getvalue()
     for name, (light, _) in COLOURS.items():
         svg = svg.replace(light, f"var(--{name})")

@@ -121,7 +121,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "constraints": results.constraints,
     **{path.stem: methods(path) for path in results.METHODS},
 }
-PICTURES = {"recipes.svg": results.picture, "whole-answers.svg": results.whole_answers_picture}
+PICTURES = {
+    "recipes.svg": results.picture,
+    "whole-answers.svg": results.whole_answers_picture,
+    "head-training.svg": results.head_training_picture,
+}
 
 
 def filled(text: str) -> str:

@@ -27,6 +27,7 @@ from skipsearch.drafters.trained.module_weights import check_card, load_module, 
 from skipsearch.errors import ModelError, ModuleError
 from skipsearch.models import ModelAdapter
 from skipsearch.replay.generate_together import generate_continuations
+from skipsearch.replay.trained_replay import load_trained_draft
 from skipsearch.training import draft_head_student, head_text
 from skipsearch.training.draft_head_student import DraftHeadStudent, run_full_model
 from skipsearch.training.driver import (
@@ -107,6 +108,8 @@ def test_a_trained_head_drafts_for_its_file_without_changing_a_token(
     assert header.shapes == shapes == {name: tuple(t.shape) for name, t in tensors.items()}
     n_values = sum(t.numel() for t in tensors.values())
     assert result.path.stat().st_size < bits / 8 * n_values + 8000
+    if blocks is not None:
+        assert result.extra_bytes == result.path.stat().st_size
     # What is said of the module is measured on the values of the file.
     assert card.trained.after == measure_agreement(plan.student, corpus)
     if blocks is not None:
@@ -116,7 +119,9 @@ def test_a_trained_head_drafts_for_its_file_without_changing_a_token(
     assert card.trained.steps == SETTINGS.steps
     prompts = texts(6).tolist()
     plain = [Decoder(model).generate(prompt, 24, ignore_eos=True).tokens for prompt in prompts]
-    for weights in ("stored", "int8"):
+    draft = load_trained_draft(model, make_reference(result.path, result.path.name), [out])
+    assert draft.weights == (("stored", "int8") if blocks is None else ("int5",))
+    for weights in ("stored", *draft.weights[-1:]):
         spec = Mtp(
             draft_length=4,
             exit=Fixed(),

@@ -117,6 +117,11 @@ class ModuleCard(FrozenModel):
     trained: TrainingRecord
 
     @property
+    def bits(self) -> int | None:
+        """Bits of a weight in the file's matrices; None: they are numbers."""
+        return next((bits for bits, name in BLOCKS_BY_BITS.items() if name == self.blocks), None)
+
+    @property
     def mask(self) -> SkipMask:
         """The mask of the draft. All sub-layers that it does not skip are trained."""
         return SkipMask(self.base.n_layers, self.attn, self.mlp)
