@@ -25,7 +25,8 @@ template <int BITS> struct Step {
 template <int BITS> struct ProductSums {
     IntVec sums;
     void start(int32_t sum) { sums = IntVec{} + sum; }
-    void add(const Step<BITS> &step, const int8_t *x, int, bool) {
+    // Adds the products of a step and of x, an int8[STEP_SIZE].
+    void add(const Step<BITS> &step, const int8_t *x) {
         [[maybe_unused]] const int32_t x_word = load_bits<int32_t>(x);
 #if defined(__AVX512VNNI__)
         sums = (IntVec)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)step.words,
@@ -86,9 +87,8 @@ void run_tile(const Panel &panel, int64_t first, int64_t end, const RoundedRows 
                         const Step<FORMAT.product_bits()> words(group.words(output(v), step));
 #pragma GCC unroll 8
                         for (int r = 0; r < R; ++r)
-                            products[v][r].add(
-                                words, x.numbers + r * x.stride + n * GROUP_SIZE + step * STEP_SIZE,
-                                i, i == HALF_STEPS - 1);
+                            products[v][r].add(words, x.numbers + r * x.stride + n * GROUP_SIZE +
+                                                          step * STEP_SIZE);
                     }
                 }
 #pragma GCC unroll 2

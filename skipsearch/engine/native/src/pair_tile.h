@@ -36,7 +36,8 @@ inline PairVec multiply_bytes(PairVec words, PairVec x) {
 #endif
 }
 
-// Adds the products of two steps to sums: in 16 bits if BITS is 4, else in 32.
+// Adds the products of two steps to sums: in 16 bits if BITS is 4, else in 32. What is summed in 16
+// bits fits: 8 steps of 4 bits are at most 8 * 2 * 15 * 127, and 2 of 6 bits 2 * 2 * 63 * 127.
 template <int BITS>
 inline void add_steps(PairVec &sums, const PairVec (&words)[2], const PairVec (&x)[2]) {
     if constexpr (BITS == 8)
