@@ -281,9 +281,7 @@ def run_training(
     )
     out.print(
         f"written to {result.path}: {result.n_parameters / 1e6:.3g} M values; with them a draft "
-        "takes "
-        f"{result.extra_bytes / 1e6:.3g} MB beside the model as "
-        f"{result.card.blocks or adapter.spec.dtype_name}"
+        f"takes {result.extra_bytes / 1e6:.3g} MB in addition to the model"
     )
     out.print(f"next: {following}")
 

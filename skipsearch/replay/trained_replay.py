@@ -168,7 +168,7 @@ def _make_mtp_draft(
     vocabulary: Vocabulary | None = None,
     bits: int | None = None,
 ) -> TrainedDraft:
-    """Make the draft of a head. bits: those of its file's matrices; None: they are numbers."""
+    """Make the draft of a head. bits: as its card has them."""
     formats: tuple[DraftWeights, ...] = ("stored",)
     if head.runner is not None:
         formats = (WEIGHTS_OF_BITS[bits],) if bits else ("stored", "int8")

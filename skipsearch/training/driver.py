@@ -47,7 +47,7 @@ from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.families.table import FAMILIES
 from skipsearch.replay.replay import Replay
-from skipsearch.replay.trained_replay import load_trained_draft
+from skipsearch.replay.trained_replay import TrainedDraft, load_trained_draft
 from skipsearch.training.corpus import Corpus
 from skipsearch.training.distill_batch import TeacherTargets, max_head_rows
 from skipsearch.training.draft_head_student import DraftHeadStudent, HeadLesson, choose_vocabulary
@@ -489,12 +489,13 @@ def train(
     remove_features(out)
     on_event(StageStarted("replaying text that was kept aside"))
     ref = make_reference(path, path.name)
+    draft = load_trained_draft(model, ref, [out])
     return TrainingResult(
         path,
         card,
         ref.parameters,
-        student.extra_bytes if blocks is None else path.stat().st_size,
-        _replay_alpha(model, path, card.mask, corpus),
+        student.extra_bytes if "stored" in draft.weights else path.stat().st_size,
+        _replay_alpha(model, draft, card.mask, corpus),
     )
 
 
@@ -514,9 +515,9 @@ def _report_depths(student: Student, corpus: Corpus, moment: str, on_event: Trai
 
 
 def _replay_alpha(
-    model: ModelAdapter, path: Path, mask: SkipMask, corpus: Corpus
+    model: ModelAdapter, draft: TrainedDraft, mask: SkipMask, corpus: Corpus
 ) -> tuple[float | None, float | None]:
-    """Return (α of the untrained mask, α of the module), both by replay.
+    """Return (α of the untrained mask, α of the trained draft), both by replay.
 
     An untrained early exit drafts with the head alone, without an adapter. A draft head has no
     untrained mask.
@@ -525,7 +526,6 @@ def _replay_alpha(
         replay = Replay(model, corpus.list_prompts(REPLAY_PROMPTS), REPLAY_TOKENS, 6)
     except SearchError:  # the model ends every continuation after one token
         return None, None
-    draft = load_trained_draft(model, make_reference(path, path.name), [path.parent])
     before = None if draft.kind == "mtp" else replay.measure_acceptance(mask)
     return before, draft.measure_alpha(replay)
 

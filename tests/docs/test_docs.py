@@ -80,14 +80,21 @@ def test_what_github_reads_is_yaml_with_a_title(path: str) -> None:
 @pytest.mark.parametrize("file", PICTURES)
 def test_a_picture_shows_the_figures_of_its_file_in_light_and_dark(file: str) -> None:
     drawn = (results.PICTURES / file).read_text("utf-8")
-    rows = {
-        "recipes.svg": [row for task in results.TASKS for row in results.measured(task)],
-        "whole-answers.svg": [
-            row for task in results.PICTURED for row in results.whole_answers(task)
+    shown = {
+        "recipes.svg": [
+            f"{row['speedup']['mean']:.2f}×"
+            for task in results.TASKS
+            for row in results.measured(task)
         ],
-    }.get(file, [])
-    for row in rows:
-        assert f">{row['speedup']['mean']:.2f}×<" in drawn
+        "whole-answers.svg": [
+            f"{row['speedup']['mean']:.2f}×"
+            for task in results.PICTURED
+            for row in results.whole_answers(task)
+        ],
+        "head-training.svg": [f"step {step}" for step in (1, 2, 3)],
+    }[file]
+    for text in shown:
+        assert f">{text}<" in drawn
     assert "prefers-color-scheme: dark" in drawn
     assert "#1f2328" not in drawn.partition("</style>")[2], "every colour follows the scheme"
 

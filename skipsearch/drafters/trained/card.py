@@ -118,7 +118,7 @@ class ModuleCard(FrozenModel):
 
     @property
     def bits(self) -> int | None:
-        """Bits of a weight in the file's matrices; None: they are numbers."""
+        """Bits of a weight in blocks; None: the file has no blocks."""
         return next((bits for bits, name in BLOCKS_BY_BITS.items() if name == self.blocks), None)
 
     @property
