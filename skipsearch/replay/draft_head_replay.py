@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from skipsearch.core.reading import Reading, Vocabulary
+from skipsearch.core.reading import Vocabulary
 from skipsearch.drafters.mtp.weights import DraftHead, plan_depth
 from skipsearch.engine import no_grad
-from skipsearch.engine.reduced_model import can_restrict_head, make_reduced_model
 from skipsearch.engine.sampler import TemperatureSampler
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.head_rows import HeadRows
@@ -36,34 +35,11 @@ def replay_draft_head(
     """
     randoms = [np.random.default_rng(_SEED) for _ in vocabularies]
     indices = tuple(i for i, text in enumerate(replay.continuations) if len(text) > 1)
-    adapter, rows = _restrict_head(replay, head, vocabularies)
+    adapter, rows = replay.restrict_head(head.adapter, vocabularies)
     by_prompt = [
         _replay_prompt(replay, head, adapter, rows, i, vocabularies, randoms) for i in indices
     ]
     return [_make_table(replay, indices, parts) for parts in zip(*by_prompt, strict=True)]
-
-
-def _restrict_head(
-    replay: Replay, head: DraftHead, vocabularies: Sequence[Vocabulary | None]
-) -> tuple[ModelAdapter, HeadRows | None]:
-    """Return (model for the logits, its rows): of the tokens that any draft here may propose.
-
-    At other tokens all logits would be masked. Rows None: the model has all rows.
-    """
-    known = [vocabulary for vocabulary in vocabularies if vocabulary is not None]
-    if len(known) < len(vocabularies) or not can_restrict_head(head.adapter):
-        return head.adapter, None
-    largest = max(known, key=lambda vocabulary: len(vocabulary.token_ids()))
-    reduced = make_reduced_model(head.adapter, Reading(vocabulary=largest))
-    assert reduced.new_head is not None
-    rows = reduced.new_head()
-    for tokens in (
-        *(vocabulary.token_ids() for vocabulary in known),
-        *replay.prompt_ids,
-        *replay.continuations,
-    ):
-        rows.add(tokens)
-    return reduced.restrict(rows), rows
 
 
 def _make_table(

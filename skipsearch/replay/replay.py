@@ -24,12 +24,14 @@ from torch import Tensor
 
 from skipsearch.core.constraint import Constraint
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import Vocabulary
+from skipsearch.core.reading import Reading, Vocabulary
 from skipsearch.decoding.repetition import EndOnRepeat, find_loop_start
 from skipsearch.engine import no_grad, run_layers
+from skipsearch.engine.reduced_model import can_restrict_head, make_reduced_model
 from skipsearch.engine.sampler import GREEDY, SamplingParams
 from skipsearch.errors import SearchError
 from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.head_rows import HeadRows
 from skipsearch.models.kv_cache import Planner
 from skipsearch.models.memory import free_memory
 from skipsearch.replay.recurrent_batches import RecurrentReplayBatches
@@ -160,6 +162,7 @@ class Replay:
             [text_kv[s.text] for s in self.segments],
         )
         self._text_counts: Tensor | None = None  # [V], made when it is needed
+        self._restricted = dict[tuple[object, ...], tuple[ModelAdapter, HeadRows | None]]()
 
     @property
     def verifying_model(self) -> ModelAdapter:
@@ -311,12 +314,16 @@ class Replay:
         """
         labels = b.labels.flatten()[b.valid_positions]
         n_columns = b.labels.shape[1]
+        restricted, rows = self.restrict_head(drafting_model, vocabularies)
         first_uses = [
             None if v is None else self._first_uses(b.prompt_indices, v) for v in vocabularies
         ]
+        if rows is not None:
+            labels = rows.rows_of(labels)
+            first_uses = [None if f is None else f[:, rows.token_ids] for f in first_uses]
         judged: list[list[Judgement]] = [[] for _ in vocabularies]
         for chunk in logit_chunks(self.model, len(states)):
-            logits = drafting_model.head(states[chunk][None])[0]
+            logits = restricted.head(states[chunk][None])[0]
             positions = b.valid_positions[chunk].to(logits.device)
             for of_vocabulary, first_use in zip(judged, first_uses, strict=True):
                 masked = logits
@@ -330,12 +337,34 @@ class Replay:
             for acceptance, confidence, rank in (zip(*parts, strict=True) for parts in judged)
         ]
 
+    def restrict_head(
+        self, model: ModelAdapter, vocabularies: Sequence[Vocabulary | None]
+    ) -> tuple[ModelAdapter, HeadRows | None]:
+        """Return (model for the logits, its rows): of the tokens that any draft here may propose.
+
+        At other tokens all logits would be masked. Rows None: the model has all rows.
+        """
+        known = [vocabulary for vocabulary in vocabularies if vocabulary is not None]
+        if len(known) < len(vocabularies) or not can_restrict_head(model):
+            return model, None
+        key = (model, *known)
+        if key not in self._restricted:
+            largest = max(known, key=lambda vocabulary: len(vocabulary.token_ids()))
+            reduced = make_reduced_model(model, Reading(vocabulary=largest))
+            assert reduced.new_head is not None
+            rows = reduced.new_head()
+            of_vocabularies = (vocabulary.token_ids() for vocabulary in known)
+            for tokens in (*of_vocabularies, *self.prompt_ids, *self.continuations):
+                rows.add(tokens)
+            self._restricted[key] = reduced.restrict(rows), rows
+        return self._restricted[key]
+
     def judge_logits(
         self, logits: Tensor, labels: Tensor, target_probs: Tensor | None
     ) -> Judgement:
         """Return (acceptance, confidence, rank) of a draft's logits [N, V].
 
-        labels: [N], the next tokens. target_probs: [N], the full model's probabilities of them, if
+        labels: [N], the columns of the next tokens. target_probs: [N], the full model's probabilities of them, if
         the text was sampled.
         """
         if target_probs is None or self.batches.sampler is None:

@@ -20,6 +20,9 @@ MAX_ROUND_DRAFT = 16  # most draft tokens of a round of a simulation
 MAX_BATCH_PROMPTS = 16
 # Rows of a pass, padding included. Enough to keep the device busy, few enough for little padding.
 MAX_PASS_ROWS = {"cpu": 256, "cuda": 2048}
+# A mask is judged on a few batches first, so there are about this many, unless they would have so few
+# rows that each row takes longer.
+MIN_BATCHES, MIN_PASS_ROWS = 12, 64
 # Logits at a time. They fit into a CPU's cache, or into a GPU's memory.
 MAX_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
 MIN_LOGIT_ROWS = 16  # a head over fewer rows is slower for each
@@ -154,7 +157,8 @@ class ReplayBatches:
                 (i,)
                 for i in sorted((i for i, n in enumerate(lengths) if n), key=lengths.__getitem__)
             ]
-        return _group_by_length(lengths, max_pass_rows(self.model))
+        share = max(MIN_PASS_ROWS, sum(lengths) // MIN_BATCHES)
+        return _group_by_length(lengths, min(max_pass_rows(self.model), share))
 
     def _estimate_nbytes(self, prompt_indices: tuple[int, ...], slot_bytes: int) -> int:
         """Estimate the bytes of a batch. slot_bytes: bytes of the K/V of one token."""

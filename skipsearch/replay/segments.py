@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SEGMENT_POSITIONS = 64  # a shorter one would cut too many drafts at its end
+# Of the positions of a slow model, few as they are, segments are short, so that there are enough of
+# them for samples. Still shorter ones would cut too many drafts at their ends.
+SEGMENT_POSITIONS, SHORT_SEGMENT_POSITIONS = 64, 32
+MIN_SEGMENTS = 24
 MIN_SEGMENT_POSITIONS = 16  # a shorter rest belongs to the segment before it
 # Texts with fewer positions in all are replayed whole.
 MIN_CUT_POSITIONS = 1024
@@ -45,7 +48,10 @@ def cut_segments(n_positions: Sequence[int], max_positions: int = MAX_POSITIONS)
     total = sum(n_positions)
     if total < MIN_CUT_POSITIONS:
         return [Segment(text, 0, n) for text, n in enumerate(n_positions)]
-    by_text = [_cut(text, n) for text, n in enumerate(n_positions)]
+    length = min(
+        SEGMENT_POSITIONS, max(SHORT_SEGMENT_POSITIONS, min(total, max_positions) // MIN_SEGMENTS)
+    )
+    by_text = [_cut(text, n, length) for text, n in enumerate(n_positions)]
     deepest = max(map(len, by_text))
     # Text t begins at its segment t mod deepest, so that a sample has every place of a text.
     in_turn = [
@@ -62,8 +68,8 @@ def cut_segments(n_positions: Sequence[int], max_positions: int = MAX_POSITIONS)
     return sample
 
 
-def _cut(text: int, n_positions: int) -> list[Segment]:
-    firsts = list(range(0, n_positions, SEGMENT_POSITIONS))
+def _cut(text: int, n_positions: int, length: int) -> list[Segment]:
+    firsts = list(range(0, n_positions, length))
     if len(firsts) > 1 and n_positions - firsts[-1] < MIN_SEGMENT_POSITIONS:
         firsts.pop()
     ends = [*firsts[1:], n_positions][: len(firsts)]

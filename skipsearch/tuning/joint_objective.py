@@ -24,9 +24,10 @@ class JointObjective:
     instead of being modelled as categorical dimensions. Every searcher therefore searches masks,
     bits and vocabulary together, closed forms included. The recipe of a trial names the reading.
 
-    A mask is first judged with the leading reading. If it comes near the best trial so far, all
-    readings are compared on a small sample of the prompts. The best of them is then judged, too.
-    So further readings take little time.
+    Readings of the same weights differ in their vocabulary alone, so the same passes judge them. A
+    mask is first judged with the weights of the leading reading. If it comes near the best trial so
+    far, all weights are compared on a small sample of the prompts. The best of them are then
+    judged, too. So further readings take little time.
     """
 
     fidelity = "replay"
@@ -37,6 +38,10 @@ class JointObjective:
         self.by_reading = {objective.reading: objective for objective in objectives}
         for objective in objectives[1:]:
             objective.share_leader(self.leading)
+        by_model: dict[int, list[ReplayObjective]] = {}
+        for objective in objectives:
+            by_model.setdefault(id(objective.replay.drafting_model), []).append(objective)
+        self._by_model = list(by_model.values())  # the leading reading's first
 
     @property
     def readings(self) -> list[Reading]:
@@ -45,25 +50,16 @@ class JointObjective:
 
     def judge(self, mask: SkipMask) -> Trial:
         """Return the trial of a mask with the reading that suits it best."""
-        best = self.leading.judge(mask)
-        if len(self.by_reading) > 1 and best.seconds_per_token <= NEAR_BEST * self._best_s:
-            fastest = self._find_fastest(mask)
-            if fastest is not self.leading:
-                best = min(best, fastest.judge(mask), key=lambda trial: trial.seconds_per_token)
+        leading, *others = self._by_model[0]
+        best = leading.judge(mask, others)
+        if len(self._by_model) > 1 and best.seconds_per_token <= NEAR_BEST * self._best_s:
+            first, *others = min(
+                self._by_model, key=lambda group: group[0].predict_sample_s(mask, group[1:])
+            )
+            if first is not leading:
+                best = min(best, first.judge(mask, others), key=lambda t: t.seconds_per_token)
         self._best_s = min(self._best_s, best.seconds_per_token)
         return best
-
-    def _find_fastest(self, mask: SkipMask) -> ReplayObjective:
-        """Return the objective that predicts the least time of a mask on a small sample."""
-        by_model: dict[int, list[ReplayObjective]] = {}
-        for one in self.by_reading.values():
-            by_model.setdefault(id(one.replay.drafting_model), []).append(one)
-        predicted = [
-            (seconds, one)
-            for group in by_model.values()
-            for seconds, one in zip(group[0].predict_samples_s(mask, group), group, strict=True)
-        ]
-        return min(predicted, key=lambda pair: pair[0])[1]
 
     def best_recipe(self, mask: SkipMask) -> Candidate:
         """Return the best recipe with this mask among the settings of the mask search."""

@@ -42,7 +42,7 @@ RUNG_STRIDES = (
     3,
 )  # a rung replays every twelfth batch of continuations, then every sixth, …
 MAX_SEARCH_POSITIONS = 2048  # of more text, a search uses the third that the rungs take
-MIN_RUNG_PROMPTS = 6  # a sample of fewer prompts says too little
+MIN_RUNG_PROMPTS = 4  # a sample of fewer prompts says too little
 MAX_LOOKUPS = 6  # settings of lookup tried before a skip drafter, each also with a match of 1 token
 MIN_MASK_GAIN = 1.02  # if no mask can gain more, none is searched
 MAX_KEPT_ROUNDS = 16  # masks whose round tables are kept, about 1 MB each
@@ -103,7 +103,7 @@ class ReplayObjective:
     prompt by prompt, by more than chance explains, it is dropped. Its time on all prompts is then
     extrapolated from the sample: it is multiplied by the best mask's time on all prompts over the
     best mask's time on the sample. There are three samples (rungs), each part of the next: a
-    twelfth of the prompts (if that is at least 6), a sixth and a third. A search uses no more than
+    twelfth of the prompts (if that is at least 4), a sixth and a third. A search uses no more than
     these, unless the text is short. Source: successive
     rejection by paired differences, as in F-Race (Birattari et al. 2002).
     """
@@ -193,30 +193,50 @@ class ReplayObjective:
         after_lookup = LOOKUP_SKIP in self.shapes and (self.lookup_pays or SKIP not in self.shapes)
         return LOOKUP_SKIP if after_lookup else SKIP
 
-    def judge(self, mask: SkipMask) -> Trial:
-        """Return the trial of a mask, predicted on growing samples of the prompts."""
-        replayed: list[PromptReplay] = []
+    def judge(self, mask: SkipMask, others: Sequence[ReplayObjective] = ()) -> Trial:
+        """Return the trial of a mask, predicted on growing samples of the prompts.
+
+        others: objectives for drafts of the same model with other vocabularies. The same passes
+        judge all of them, and the trial is that of the fastest.
+        """
+        objectives = [self, *others]
+        replayed: list[list[PromptReplay]] = [[] for _ in objectives]
         predictions: list[Prediction] = []
         for rung in self._rungs:
-            replayed += self.replay(mask, batch_indices=rung)
-            rounds = rounds_from_replay(replayed)
-            candidate = self.predict_coarse(rounds, mask)
-            assert candidate.prediction is not None
-            prediction = candidate.prediction
+            for of_one, added in zip(replayed, self._replay(mask, objectives, rung), strict=True):
+                of_one += added
+            candidates = [
+                one.predict_coarse(rounds_from_replay(of_one), mask)
+                for one, of_one in zip(objectives, replayed, strict=True)
+            ]
+            i = min(range(len(candidates)), key=lambda i: candidates[i].seconds_per_token)
+            fastest, candidate, prediction = objectives[i], candidates[i], candidates[i].prediction
+            assert prediction is not None
             predictions.append(prediction)
             if self._leader and len(predictions) < len(self._rungs):
                 leader = self._leader[len(predictions) - 1]
                 lag_s = prediction.seconds - leader.seconds  # [prompts so far]
                 if lag_s.sum() > DROP_SIGMAS * lag_s.std() * sqrt(len(lag_s)):
                     scale = self._leader[-1].seconds_per_token / leader.seconds_per_token
-                    return self._make_trial(mask, candidate.recipe, prediction, scale)
+                    return fastest._make_trial(mask, candidate.recipe, prediction, scale)
         if sum(map(len, self._rungs)) == len(self.replay.batches):
             # In the order of the segments, as everywhere but between rungs.
-            replayed.sort(key=lambda r: r.prompt_index)
-            self._keep_rounds(mask, rounds_from_replay(replayed))
+            in_order = sorted(replayed[i], key=lambda r: r.prompt_index)
+            fastest._keep_rounds(mask, rounds_from_replay(in_order))
         if not self._leader or prediction.seconds_per_token < self._leader[-1].seconds_per_token:
             self._leader[:] = predictions
-        return self._make_trial(mask, candidate.recipe, prediction)
+        return fastest._make_trial(mask, candidate.recipe, prediction)
+
+    def _replay(
+        self, mask: SkipMask, objectives: Sequence[ReplayObjective], batch_indices: Sequence[int]
+    ) -> list[list[PromptReplay]]:
+        """Judge a mask with the vocabulary of each objective, from the same passes."""
+        return self.replay.judge(
+            mask,
+            [one.replay.vocabulary for one in objectives],
+            batch_indices=batch_indices,
+            drafting_model=self.replay.drafting_model,
+        )
 
     def _keep_rounds(self, mask: SkipMask, rounds: RoundTable) -> None:
         """Keep the round table of a mask on all segments: the best masks are asked for again."""
@@ -224,24 +244,17 @@ class ReplayObjective:
             del self._rounds[next(iter(self._rounds))]
         self._rounds[mask] = rounds
 
-    def predict_samples_s(
-        self, mask: SkipMask, vocabularies: Sequence[ReplayObjective]
-    ) -> list[float]:
-        """Predict seconds per token of a mask on the smallest sample of the prompts.
+    def predict_sample_s(self, mask: SkipMask, others: Sequence[ReplayObjective] = ()) -> float:
+        """Predict the seconds per token of a mask on the smallest sample of the prompts.
 
-        vocabularies: objectives whose drafts are of the same model as here, and differ in their
-        vocabulary alone: one pass judges all of them.
+        others: as in `judge`.
         """
-        replayed = self.replay.judge(
-            mask,
-            [one.replay.vocabulary for one in vocabularies],
-            batch_indices=self._rungs[0],
-            drafting_model=self.replay.drafting_model,
-        )
-        return [
+        objectives = [self, *others]
+        replayed = self._replay(mask, objectives, self._rungs[0])
+        return min(
             one.predict_coarse(rounds_from_replay(of_one), mask).seconds_per_token
-            for one, of_one in zip(vocabularies, replayed, strict=True)
-        ]
+            for one, of_one in zip(objectives, replayed, strict=True)
+        )
 
     def predict_bound(self, mask: SkipMask) -> Bound:
         """Return what no mask can beat, on the smallest sample of the prompts.

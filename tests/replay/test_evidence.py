@@ -49,12 +49,13 @@ def streams() -> list[torch.Tensor]:
         norm.register_forward_pre_hook(lambda _, inputs, s=s: seen[s].append(inputs[0][0]))
         for s, norm in enumerate((*norms, hf.model.norm))
     ]
-    for prompt in replay.batches[0].prompt_indices:
+    prompts = [prompt for batch in replay.batches for prompt in batch.prompt_indices]
+    for prompt in prompts:
         read = replay.continuations[prompt][:-1][:TRACED_POSITIONS]
         hf(torch.tensor([[*PROMPTS[prompt], *read]]), use_cache=False)
     for hook in hooks:
         hook.remove()
-    starts = [len(PROMPTS[p]) for p in replay.batches[0].prompt_indices]
+    starts = [len(PROMPTS[p]) for p in prompts]
     return [
         torch.cat([h[start:] for h, start in zip(of_one, starts, strict=True)]) for of_one in seen
     ]

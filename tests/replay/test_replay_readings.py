@@ -76,7 +76,8 @@ def test_several_vocabularies_are_judged_as_each_alone() -> None:
         alone = replay.with_draft(None, vocabulary)(MASKS[1])
         for a, b in zip(judged, alone, strict=True):
             assert np.array_equal(a.acceptance, b.acceptance)
-            assert np.array_equal(a.confidence, b.confidence)
+            # The probability is over the known tokens alone, so its sum may round differently.
+            np.testing.assert_allclose(a.confidence, b.confidence, rtol=1e-5)
 
 
 def test_more_tokens_never_hide_a_right_one() -> None:

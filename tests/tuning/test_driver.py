@@ -83,9 +83,9 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[SkipMask]:
     masks: list[SkipMask] = []
     judge = ReplayObjective.judge
 
-    def noting(self: ReplayObjective, mask: SkipMask) -> Any:
+    def noting(self: ReplayObjective, mask: SkipMask, others: Any = ()) -> Any:
         masks.append(mask)
-        return judge(self, mask)
+        return judge(self, mask, others)
 
     monkeypatch.setattr(ReplayObjective, "judge", noting)
     return masks

@@ -49,6 +49,8 @@ class Batches(list[int]):
 class Scripted:
     """Batches of five prompts; a mask is right as often as RIGHT says."""
 
+    vocabulary = drafting_model = None
+
     def __init__(self, batches: int = 24):
         self.batches = Batches(range(batches))
         self.segments = [Segment(text, 0, 10) for text in range(PROMPTS * batches)]  # a short text
@@ -72,6 +74,15 @@ class Scripted:
         return [
             r for i in (self.batches if batch_indices is None else batch_indices) for r in every[i]
         ]
+
+    def judge(
+        self,
+        mask: SkipMask,
+        vocabularies: Sequence[None],
+        batch_indices: Sequence[int],
+        drafting_model: None,
+    ) -> list[list[PromptReplay]]:
+        return [self(mask, batch_indices=batch_indices) for _ in vocabularies]
 
 
 def objective(replay: Any) -> ReplayObjective:
@@ -215,12 +226,12 @@ def test_every_batch_is_on_one_rung_and_no_sample_is_of_few_prompts(sizes: list[
 
 def test_rungs_double_where_there_are_prompts_enough() -> None:
     assert [len(rung) for rung in _split_rungs([2] * 48)] == [4, 4, 8, 32]
-    assert [len(rung) for rung in _split_rungs([2] * 24)] == [4, 4, 16], (
-        "a twelfth would be four prompts"
+    assert [len(rung) for rung in _split_rungs([1] * 24)] == [4, 4, 16], (
+        "a twelfth would be two prompts"
     )
 
 
 def test_of_few_prompts_no_sample_is_taken() -> None:
-    replay = Scripted(batches=2)
+    replay = Scripted(batches=1)
     objective(replay).judge(GOOD)
-    assert replay.asked == [(GOOD, (0, 1))]
+    assert replay.asked == [(GOOD, (0,))]

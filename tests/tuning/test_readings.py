@@ -120,7 +120,7 @@ def test_other_combinations_are_judged_if_a_sample_speaks_for_them(
     first, second = joint.by_reading.values()
     judged: list[SkipMask] = []
 
-    def judge(mask: SkipMask) -> Trial:
+    def judge(mask: SkipMask, others: object) -> Trial:
         judged.append(mask)
         return Trial(mask, 0.99)
 
@@ -128,13 +128,10 @@ def test_other_combinations_are_judged_if_a_sample_speaks_for_them(
     times = {NOTHING: 1.0, near: 1.08, worse: 1.08, far: 1.2}
     samples = {NOTHING: 0.9, near: 0.9, worse: 1.1}
 
-    def predict(mask: SkipMask, objectives: list[ReplayObjective]) -> list[float]:
-        return [1.0 if one is first else samples[mask] for one in objectives]
-
     with (
-        patch.object(first, "judge", lambda mask: Trial(mask, times[mask])),
-        patch.object(first, "predict_samples_s", predict),
-        patch.object(second, "predict_samples_s", predict),
+        patch.object(first, "judge", lambda mask, others: Trial(mask, times[mask])),
+        patch.object(first, "predict_sample_s", lambda mask, others: 1.0),
+        patch.object(second, "predict_sample_s", lambda mask, others: samples[mask]),
         patch.object(second, "judge", judge),
     ):
         trials = [joint.judge(mask).seconds_per_token for mask in times]
@@ -145,13 +142,15 @@ def test_other_combinations_are_judged_if_a_sample_speaks_for_them(
 def test_vocabularies_of_the_same_weights_are_judged_by_the_same_passes(
     objective: ReplayObjective,
 ) -> None:
-    search = ReadingSearch(objective, 16, ignore_event)
-    whole = search.objective_for(Reading("int8"))
-    few = search.objective_for(Reading("int8", Vocabulary.from_ids([1, 2, 3], 4)))
-    together = whole.predict_samples_s(SkipMask(LAYERS, (1,)), [whole, few])
-    alone = [one.predict_samples_s(SkipMask(LAYERS, (1,)), [one])[0] for one in (whole, few)]
-    assert together == alone
-    assert together[0] != together[1]
+    search, mask = ReadingSearch(objective, 16, ignore_event), SkipMask(LAYERS, (1,))
+    leading = [Reading("int8"), Reading("int8", Vocabulary.from_ids([1, 2, 3], 4))]
+    alone = [search.objective_for(reading).judge(mask) for reading in leading]
+    assert alone[0].seconds_per_token != alone[1].seconds_per_token
+    for order in (leading, leading[::-1]):
+        with patch.object(Replay, "judge", autospec=True, side_effect=Replay.judge) as judge:
+            trial = search.joint_objective(order).judge(mask)
+        assert judge.call_count == 1
+        assert trial == min(alone, key=lambda one: one.seconds_per_token)
 
 
 def test_combinations_are_compared_with_the_best_trial_of_any_of_them(
