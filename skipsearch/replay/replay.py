@@ -322,7 +322,8 @@ class Replay:
             labels = rows.rows_of(labels)
             first_uses = [None if f is None else f[:, rows.token_ids] for f in first_uses]
         judged: list[list[Judgement]] = [[] for _ in vocabularies]
-        for chunk in logit_chunks(self.model, len(states)):
+        n_tokens = None if rows is None else rows.count
+        for chunk in logit_chunks(self.model, len(states), n_tokens):
             logits = restricted.head(states[chunk][None])[0]
             positions = b.valid_positions[chunk].to(logits.device)
             for of_vocabulary, first_use in zip(judged, first_uses, strict=True):

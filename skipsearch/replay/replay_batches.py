@@ -298,10 +298,13 @@ def max_pass_rows(model: ModelAdapter) -> int:
     return MAX_PASS_ROWS.get(model.spec.device.type, MAX_PASS_ROWS["cpu"])
 
 
-def logit_chunks(model: ModelAdapter, count: int) -> list[slice]:
-    """Split `count` rows into slices that the head should process at a time."""
+def logit_chunks(model: ModelAdapter, count: int, n_tokens: int | None = None) -> list[slice]:
+    """Split `count` rows into slices that the head should process at a time.
+
+    n_tokens: for which the head computes logits; None: all of the model's.
+    """
     max_logits = MAX_LOGITS.get(model.spec.device.type, MAX_LOGITS["cpu"])
-    max_rows = max(MIN_LOGIT_ROWS, max_logits // model.spec.vocab_size)
+    max_rows = max(MIN_LOGIT_ROWS, max_logits // (n_tokens or model.spec.vocab_size))
     return [slice(start, start + max_rows) for start in range(0, count, max_rows)]
 
 

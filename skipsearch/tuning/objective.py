@@ -41,7 +41,7 @@ RUNG_STRIDES = (
     6,
     3,
 )  # a rung replays every twelfth batch of continuations, then every sixth, …
-MAX_SEARCH_POSITIONS = 2048  # of more text, a search uses the third that the rungs take
+MAX_SEARCH_POSITIONS = 512  # of more text, a search uses the third that the rungs take
 MIN_RUNG_PROMPTS = 4  # a sample of fewer prompts says too little
 MAX_LOOKUPS = 6  # settings of lookup tried before a skip drafter, each also with a match of 1 token
 MIN_MASK_GAIN = 1.02  # if no mask can gain more, none is searched
@@ -451,7 +451,8 @@ def lookups_of(recipe: Recipe) -> tuple[Lookup, ...]:
 def _split_rungs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the indices of the batches that each rung adds to the sample.
 
-    sizes: number of prompts of each batch. A rung with too few prompts is merged into the next.
+    sizes: number of prompts of each batch. A rung with too few prompts is merged into the next, or
+    the last one into the one before it, so that the rungs take a third of the batches.
     """
     rungs, pending, remaining = list[tuple[int, ...]](), list[int](), list(range(len(sizes)))
     for stride in RUNG_STRIDES:
@@ -461,4 +462,7 @@ def _split_rungs(sizes: Sequence[int]) -> list[tuple[int, ...]]:
         if sum(sizes[i] for i in pending) >= MIN_RUNG_PROMPTS and remaining:
             rungs.append(tuple(pending))
             pending = []
+    if rungs:
+        rungs[-1] += tuple(pending)
+        pending = []
     return [*rungs, tuple(sorted([*pending, *remaining]))]

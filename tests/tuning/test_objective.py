@@ -53,7 +53,7 @@ class Scripted:
 
     def __init__(self, batches: int = 24):
         self.batches = Batches(range(batches))
-        self.segments = [Segment(text, 0, 10) for text in range(PROMPTS * batches)]  # a short text
+        self.segments = [Segment(text, 0, 4) for text in range(PROMPTS * batches)]  # a short text
         self.asked: list[tuple[SkipMask, tuple[int, ...] | None]] = []
 
     def __call__(
