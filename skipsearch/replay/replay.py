@@ -365,8 +365,8 @@ class Replay:
     ) -> Judgement:
         """Return (acceptance, confidence, rank) of a draft's logits [N, V].
 
-        labels: [N], the columns of the next tokens. target_probs: [N], the full model's probabilities of them, if
-        the text was sampled.
+        labels: [N], the columns of the next tokens. target_probs: [N], the full model's
+        probabilities of them, if the text was sampled.
         """
         if target_probs is None or self.batches.sampler is None:
             token, top = greedy_token(logits)

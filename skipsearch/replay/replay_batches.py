@@ -20,8 +20,8 @@ MAX_ROUND_DRAFT = 16  # most draft tokens of a round of a simulation
 MAX_BATCH_PROMPTS = 16
 # Rows of a pass, padding included. Enough to keep the device busy, few enough for little padding.
 MAX_PASS_ROWS = {"cpu": 256, "cuda": 2048}
-# A mask is judged on a few batches first, so there are about this many, unless they would have so few
-# rows that each row takes longer.
+# A mask is judged on a few batches first, so there are about this many, unless they would have so
+# few rows that each row takes longer.
 MIN_BATCHES, MIN_PASS_ROWS = 12, 64
 # Logits at a time. They fit into a CPU's cache, or into a GPU's memory.
 MAX_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
