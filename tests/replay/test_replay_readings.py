@@ -80,6 +80,19 @@ def test_several_vocabularies_are_judged_as_each_alone() -> None:
             np.testing.assert_allclose(a.confidence, b.confidence, rtol=1e-5)
 
 
+def test_logits_of_tokens_that_no_draft_may_propose_are_not_computed() -> None:
+    _, replay = world()
+    few, more = Vocabulary.from_ids([3, 9, 40]), Vocabulary.from_ids([3, 9, 41, 50])
+    known = {3, 9, 40, 41, 50, *(t for p in PROMPTS for t in p)}
+    known |= {token for text in replay.continuations for token in text}
+    _, rows = replay.restrict_head(replay.model, [few, more])
+    assert rows is not None
+    assert set(rows.token_ids.tolist()) == known
+    assert len(known) < VOCAB
+    _, rows = replay.restrict_head(replay.model, [few, None])
+    assert rows is None, "a draft may propose all tokens"
+
+
 def test_more_tokens_never_hide_a_right_one() -> None:
     """Of a draft with nothing skipped, every known token is right."""
     _, replay = world()

@@ -23,7 +23,9 @@ from skipsearch.replay.segments import (
     MAX_POSITIONS,
     MIN_CUT_POSITIONS,
     MIN_SEGMENT_POSITIONS,
+    MIN_SEGMENTS,
     SEGMENT_POSITIONS,
+    SHORT_SEGMENT_POSITIONS,
     Segment,
     choose_max_positions,
     cut_segments,
@@ -68,6 +70,16 @@ def test_a_slow_model_is_judged_on_fewer_positions() -> None:
     for limit in limits:
         cut = cut_segments([512] * 64, limit)
         assert sum(segment.end - segment.first for segment in cut) == pytest.approx(limit, abs=64)
+
+
+@pytest.mark.parametrize("limit", [768, 1200, 2048])
+def test_few_positions_are_cut_into_short_segments_so_that_there_are_enough(limit: int) -> None:
+    cut = cut_segments([512] * 64, limit)
+    lengths = {segment.end - segment.first for segment in cut}
+    assert len(cut) >= MIN_SEGMENTS
+    assert SHORT_SEGMENT_POSITIONS <= min(lengths)
+    assert max(lengths) <= SEGMENT_POSITIONS + MIN_SEGMENT_POSITIONS
+    assert len({segment.text for segment in cut}) == len(cut), "each from a text of its own"
 
 
 def test_a_sample_has_every_text_and_every_place() -> None:
