@@ -19,7 +19,8 @@ uint32_t next_random() { return state = state * 1664525u + 1013904223u; }
 float next_uniform() { return float(next_random() >> 8) / float(1 << 23) - 1.0f; }
 
 // Bytes of a block in a file.
-constexpr int block_bytes[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210, 110, 18, 136, 17};
+constexpr int block_bytes[] = {0,   34, 18,  20, 22, 24,  0,   144, 176,
+                               210, 110, 18, 136, 17, 84, 274, 274, 274};
 
 // Blocks of a GGUF file with random numbers and scales near 0.01.
 std::vector<uint8_t> make_file_rows(int64_t kind, int64_t row_bytes) {
@@ -31,8 +32,9 @@ std::vector<uint8_t> make_file_rows(int64_t kind, int64_t row_bytes) {
             rows[size_t(at)] = uint8_t(118 + next_random() % 6);   // a power near 0.01
             continue;
         }
-        std::memcpy(&rows[size_t(at + (kind == Q6_K ? 208 : kind == Q3_K ? 108 : 0))], &scale, 2);
-        if (BLOCK_FORMATS[kind].has_min) std::memcpy(&rows[size_t(at + 2)], &scale, 2);
+        const int64_t of_block = kind == Q6_K ? 208 : kind == Q3_K ? 108 : kind == Q2_K ? 80 : 0;
+        std::memcpy(&rows[size_t(at + of_block)], &scale, 2);
+        if (BLOCK_FORMATS[kind].has_min) std::memcpy(&rows[size_t(at + of_block + 2)], &scale, 2);
     }
     return rows;
 }
@@ -47,7 +49,7 @@ int main(int, char **arguments) {
     const auto pack = (void (*)(const PackArgs *))dlsym(library, "skipsearch_pack_blocks");
     const auto multiply = (int (*)(int64_t, const ProductArgs *))dlsym(library,
                                                                        "skipsearch_run_product");
-    for (int64_t kind = Q8_0; kind <= MXFP4; ++kind) {
+    for (int64_t kind = Q8_0; kind <= IQ2_S; ++kind) {
         const BlockFormat &format = BLOCK_FORMATS[kind];
         std::vector<uint8_t> bytes;
         int64_t row_bytes;

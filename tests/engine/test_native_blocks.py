@@ -33,7 +33,7 @@ from skipsearch.engine import native as native_engine
 from skipsearch.engine.forward import run_layer_loop
 from skipsearch.engine.native import NativeAdapter, cached_library, panels
 from skipsearch.engine.native import build as building
-from skipsearch.engine.native.block_formats import BLOCK_FORMATS
+from skipsearch.engine.native.block_formats import BLOCK_FORMATS, find_block_format
 from skipsearch.engine.native.blocks import (
     FORMAT_OF_BITS,
     dequantize,
@@ -41,6 +41,7 @@ from skipsearch.engine.native.blocks import (
     round_weight,
     split_blocks,
 )
+from skipsearch.engine.native.grid_blocks import GRID_FORMATS
 from skipsearch.engine.native.panels import PanelLinear, PanelPacker
 from skipsearch.engine.native.repack import repack_weights
 from skipsearch.engine.native.rounded import RoundedMatrix, round_matrices_when_read
@@ -236,7 +237,7 @@ def test_a_nan_among_the_inputs_reaches_every_output() -> None:
 
 # --- blocks of a file
 
-FILE_FORMATS = [name for name in BLOCK_FORMATS if name != "q6_0"]
+FILE_FORMATS = [*(name for name in BLOCK_FORMATS if name != "q6_0"), "iq2_xs", "iq2_xxs"]
 
 
 def random_blocks(name: str, out: int, width: int) -> np.ndarray:
@@ -248,10 +249,11 @@ def random_blocks(name: str, out: int, width: int) -> np.ndarray:
         data[..., 0] = rng.integers(100, 130, data.shape[:2])  # from 2 ** -28 on: some need zeros
         data[data[..., 0] < 104, 1:] = 0x80
         return data.reshape(out, -1)
-    halves = {"q6_k": (208,), "q3_k": (108,)}
+    halves = {"q6_k": (208,), "q3_k": (108,), "q2_k": (80, 82)}
     halves |= dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2))
     for offset in halves.get(name, (0,)):
-        scales = rng.uniform(-0.02, 0.02, data.shape[:2]).astype(np.float16)
+        signs = rng.choice([-1, 1], data.shape[:2])
+        scales = (signs * rng.uniform(0.001, 0.02, data.shape[:2])).astype(np.float16)
         data[..., offset : offset + 2] = scales[..., None].view(np.uint8)
     return data.reshape(out, -1)
 
@@ -270,7 +272,9 @@ def check_file_format(
     for interleave, rows in ((1, None), (2, None), (1, order)):
         weight = expected if rows is None else expected[rows]
         packed = packer.pack(StoredFusedLinear((matrix,), None, dtype, rows), interleave)
-        assert set(packed.kinds) == {BLOCK_FORMATS[name].code}
+        block_format = find_block_format(name)
+        assert block_format is not None
+        assert set(packed.kinds) == {block_format.code}
         torch.testing.assert_close(packed.to_dense(), weight.to(dtype), rtol=1e-2, atol=1e-6)
         product = inputs.double() @ packed.to_dense().double().T
         tolerance = max(TOLERANCE[dtype], ROUNDING[activations])
@@ -295,6 +299,30 @@ def test_a_scale_that_no_half_can_be_makes_a_matrix_dense(exponent: int) -> None
     assert not any(packed.kinds)
     expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType.MXFP4)
     assert torch.equal(packed.to_dense(), torch.from_numpy(expected.copy()))
+
+
+@pytest.mark.parametrize("name", GRID_FORMATS)
+def test_a_grid_whose_scales_are_too_small_for_halves_makes_a_matrix_dense(name: str) -> None:
+    data = random_blocks(name, 32, 256)
+    data[7, :2] = 3, 0  # three times the smallest half
+    matrix = GGUFMatrix("w", name, (32, 256), data)
+    packed = PanelPacker(building.load_or_build(), torch.float32).pack(
+        StoredFusedLinear((matrix,), None, torch.float32)
+    )
+    assert any(packed.kinds) is (GRID_FORMATS[name].factor == 1)
+    expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name.upper()])
+    torch.testing.assert_close(packed.to_dense(), torch.from_numpy(expected.copy()))
+
+
+def test_rows_of_several_grids_share_a_matrix() -> None:
+    names = ("iq2_xxs", "iq2_s", "iq2_xs")
+    parts = tuple(
+        GGUFMatrix(name, name, (40, 256), random_blocks(name, 40, 256)) for name in names
+    )
+    stored = StoredFusedLinear(parts, None, torch.float32)
+    packed = PanelPacker(building.load_or_build(), torch.float32).pack(stored)
+    assert set(packed.kinds) == {BLOCK_FORMATS["iq2_s"].code}
+    torch.testing.assert_close(packed.to_dense(), stored.to_dense())
 
 
 def test_rows_of_several_formats_share_a_matrix_and_a_mixed_panel_is_dense() -> None:

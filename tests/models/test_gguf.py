@@ -470,12 +470,13 @@ def test_llama_cpp_computes_the_same_from_the_same_file(name: str, tmp_path: Pat
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "file_type",
-    ["Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "Q3_K_M", "IQ4_NL", "IQ4_XS", "Q2_K", "IQ3_S", "IQ3_M"],
+    ["Q4_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "Q3_K_M", "IQ4_NL", "IQ4_XS", "Q2_K", "IQ3_S", "IQ3_M"]
+    + ["TQ1_0"],
 )
 def test_files_of_llama_cpps_quantiser_are_computed_as_they_are(
     file_type: str, tmp_path: Path
 ) -> None:
-    """Formats that have kernels stay; Q2_K and IQ3_S have none and are unpacked."""
+    """Formats that have kernels stay; TQ1_0 has none and is unpacked."""
     model = new_hf_model("llama", **WIDER, mlp_bias=False, attention_bias=False).float()
     write_model(model, tmp_path / "full.gguf")
     path = tmp_path / "quantised.gguf"

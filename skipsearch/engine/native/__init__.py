@@ -7,7 +7,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import replace
 
-from skipsearch.engine.native.block_formats import BLOCK_FORMATS
+from skipsearch.engine.native.block_formats import find_block_format
 from skipsearch.engine.native.build import (
     BuildProgress,
     NativeLibrary,
@@ -145,7 +145,7 @@ def _warn_of_unpacked_weights(loaded: LoadedModel) -> None:
     unpacked = [
         matrix
         for matrix in list_stored_matrices(loaded.model)
-        if matrix.format not in BLOCK_FORMATS
+        if find_block_format(matrix.format) is None
         and matrix.data.nbytes < math.prod(matrix.shape) * itemsize
     ]
     if not unpacked:
@@ -169,9 +169,8 @@ def _refuse_what_does_not_fit(loaded: LoadedModel) -> None:
     spec, needed = loaded.spec, 0
     for matrix in list_stored_matrices(loaded.model):
         outputs, inputs = matrix.shape
-        if matrix.format in BLOCK_FORMATS:
-            panel_bytes = BLOCK_FORMATS[matrix.format].panel_nbytes(inputs)
-            needed += -(-outputs // PANEL_ROWS) * panel_bytes
+        if (block_format := find_block_format(matrix.format)) is not None:
+            needed += -(-outputs // PANEL_ROWS) * block_format.panel_nbytes(inputs)
         else:
             needed += outputs * inputs * spec.dtype.itemsize
     if needed > (free := free_memory(spec.device)):

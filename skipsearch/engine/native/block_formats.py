@@ -25,12 +25,8 @@ class BlockFormat:
     def panel_nbytes(self, n_inputs: int) -> int:
         """Return the bytes of a panel."""
         groups = -(-n_inputs // GROUP_SIZE)
-        extra_planes = 0 if self.bits == 8 else self.bits - 4
-        number_bytes = GROUP_SIZE * PANEL_ROWS // (1 if self.bits == 8 else 2)
-        number_bytes += extra_planes * 4 * PANEL_ROWS
-        scale_bytes = (
-            self.n_scales + self.has_min if self.has_super_blocks else 2 + 2 * self.has_min
-        )
+        number_bytes = GROUP_SIZE * PANEL_ROWS * self.bits // 8
+        scale_bytes = (self.n_scales if self.has_super_blocks else 2) * (1 + self.has_min)
         header_bytes = 2 + 2 * self.has_min if self.has_super_blocks else 0
         return groups * (number_bytes + scale_bytes * PANEL_ROWS) + (
             -(-groups // SUPER_GROUPS) * header_bytes * PANEL_ROWS
@@ -53,5 +49,15 @@ BLOCK_FORMATS = {
         BlockFormat("iq4_nl", 11, 4, zero=128, has_codebook=True),
         BlockFormat("iq4_xs", 12, 4, zero=128, has_super_blocks=True, has_codebook=True),
         BlockFormat("mxfp4", 13, 4, zero=128, has_codebook=True),
+        BlockFormat("q2_k", 14, 2, has_min=True, has_super_blocks=True, n_scales=2),
+        BlockFormat("iq3_s", 15, 4, zero=128, has_super_blocks=True, has_codebook=True),
+        BlockFormat("iq3_xxs", 16, 4, zero=128, has_super_blocks=True, has_codebook=True),
+        BlockFormat("iq2_s", 17, 4, zero=128, has_super_blocks=True, n_scales=2, has_codebook=True),
     )
 }
+_PANELS_OF = {"iq2_xs": "iq2_s", "iq2_xxs": "iq2_s"}  # formats of files with the same numbers
+
+
+def find_block_format(file_format: str) -> BlockFormat | None:
+    """Return the format in which panels hold the numbers of a file's format; None: no panel can."""
+    return BLOCK_FORMATS.get(_PANELS_OF.get(file_format, file_format))

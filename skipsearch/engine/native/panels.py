@@ -16,9 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.engine.native import structs
-from skipsearch.engine.native.block_formats import BLOCK_FORMATS
+from skipsearch.engine.native.block_formats import BLOCK_FORMATS, find_block_format
 from skipsearch.engine.native.blocks import CHUNK_WEIGHTS, FORMAT_BY_CODE, FORMAT_OF_BITS, quantize
 from skipsearch.engine.native.build import NativeLibrary
+from skipsearch.engine.native.grid_blocks import (
+    GRID_FORMATS,
+    has_exact_scales,
+    unpack_grid_rows,
+)
 from skipsearch.engine.native.rounded import RoundedMatrix
 from skipsearch.engine.native.structs import DENSE, PANEL_ROWS
 from skipsearch.errors import ModelError
@@ -31,6 +36,7 @@ CACHE_LINE_BYTES = 64
 MXFP4_BYTES = 17  # of a block: an exponent, then 32 numbers of a sign and MXFP4_MAGNITUDES
 MXFP4_MAGNITUDES = 0x77
 MXFP4_EXPONENTS = (104, 143)  # of scales that are halves
+GRID_KINDS = {BLOCK_FORMATS[name].code for name in ("iq2_s", "iq3_s", "iq3_xxs")}
 MAPS_PRIVATELY = hasattr(mmap, "MAP_PRIVATE")  # not on Windows
 
 
@@ -268,6 +274,8 @@ class PanelPacker:
                 for panel, rows in zip(memory.view(end - first, -1), outputs, strict=True):
                     dense = matrix.dequantize_rows(rows[rows >= 0]).to(self.dtype)
                     _copy_dense(panel[None], F.pad(dense, (0, 0, 0, PANEL_ROWS - len(dense)))[None])
+            elif kind in GRID_KINDS:
+                self._pack_grid_rows(panels, kind, matrix, outputs, memory)
             else:
                 n_threads = min(torch.get_num_threads(), end - first)
                 parts = (
@@ -277,6 +285,27 @@ class PanelPacker:
                 with ThreadPoolExecutor(n_threads) as executor:
                     list(executor.map(partial(self._pack_blocks, panels, kind, False), *parts))
         return panels
+
+    def _pack_grid_rows(
+        self,
+        panels: PanelLinear,
+        kind: int,
+        matrix: StoredFusedLinear,
+        outputs: Tensor,
+        memory: Tensor,
+    ) -> None:
+        """Store rows in IQ2 or IQ3 in panels, some panels at a time."""
+        n_parts = -(-outputs.numel() * panels.shape[1] // CHUNK_WEIGHTS)
+
+        def pack_part(rows: Tensor, to: Tensor) -> None:
+            unpacked = unpack_grid_rows(matrix, rows.clamp(min=0).flatten())
+            addresses = unpacked.data_ptr() + torch.arange(len(unpacked)) * unpacked.shape[1]
+            addresses = torch.where(rows < 0, 0, addresses.view(rows.shape))
+            self._pack_blocks(panels, kind, False, addresses, to)
+
+        parts = outputs.tensor_split(n_parts), memory.view(len(outputs), -1).tensor_split(n_parts)
+        with ThreadPoolExecutor(torch.get_num_threads()) as executor:
+            list(executor.map(pack_part, *parts))
 
     def rounded_nbytes(self, matrix: Linear, bits: int) -> int:
         """Return the bytes of a matrix in `bits` bits, rounded up to whole cache lines."""
@@ -332,9 +361,7 @@ class PanelPacker:
         outputs = panel_outputs(matrix.shape[0], interleave)
         if not isinstance(matrix, StoredFusedLinear):
             return [DENSE] * len(outputs)
-        codes = [
-            BLOCK_FORMATS[part.format].code if _has_kernel(part) else DENSE for part in matrix.parts
-        ]
+        codes = [_kind_of(part) for part in matrix.parts]
         if len(set(codes)) == 1:
             return [codes[0]] * len(outputs)
         kinds = torch.tensor(codes)[torch.from_numpy(matrix.row_parts())]
@@ -387,14 +414,24 @@ def _unrounded(matrix: StoredFusedLinear) -> tuple[StoredFusedLinear, int] | Non
     return replace(matrix, parts=tuple(part.source for part in rounded)), rounded[0].bits
 
 
-def _has_kernel(matrix: StoredMatrix) -> bool:
-    """Return whether panels can hold a matrix in its own format.
+def _kind_of(matrix: StoredMatrix) -> int:
+    """Return the kind of the panels that can hold a matrix in its own format; DENSE: none.
 
-    The scales of MXFP4 have a larger range than the halves of panels, which usual weights do not
-    need.
+    The scales of MXFP4, IQ2 and IQ3 have a larger range than the halves of panels, which usual
+    weights do not need.
     """
-    if matrix.format != "mxfp4":
-        return matrix.format in BLOCK_FORMATS
+    block_format = find_block_format(matrix.format)
+    if block_format is None:
+        return DENSE
+    if matrix.format == "mxfp4":
+        fits = _has_half_scales(matrix)
+    else:
+        fits = matrix.format not in GRID_FORMATS or has_exact_scales(matrix)
+    return block_format.code if fits else DENSE
+
+
+def _has_half_scales(matrix: StoredMatrix) -> bool:
+    """Return whether halves can be the scales of a matrix in MXFP4."""
     blocks = matrix.data.reshape(-1, MXFP4_BYTES)
     exponents = blocks[:, 0]
     outside = (exponents < MXFP4_EXPONENTS[0]) | (exponents > MXFP4_EXPONENTS[1])

@@ -7,7 +7,7 @@ enum Dtype : int64_t { F32, BF16, F64 };
 // How a panel stores its weights: in the model's dtype, or in blocks as blocks.h describes them.
 enum PanelKind : int64_t {
     DENSE, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, Q4_K, Q5_K, Q6_K, Q3_K, IQ4_NL, IQ4_XS,
-    MXFP4
+    MXFP4, Q2_K, IQ3_S, IQ3_XXS, IQ2_S
 };
 // How inputs of panels in blocks are rounded. INT16 uses two int8 numbers, of which one counts
 // 128 times as much.

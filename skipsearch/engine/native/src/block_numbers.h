@@ -54,10 +54,11 @@ template <int64_t KIND> struct GroupReader {
                    widen_int8<FloatVec>((const int8_t *)group + index * PANEL_ROWS + out);
         else return load_halves(group + 2 * out);
     }
-    FloatVec minimum(int out) const {
+    FloatVec minimum(int out, int index) const {
         if constexpr (FORMAT.has_super_blocks)
             return -load_halves(header + 2 * (PANEL_ROWS + out)) *
-                   widen_int8<FloatVec>((const int8_t *)group + PANEL_ROWS + out);
+                   widen_int8<FloatVec>((const int8_t *)group +
+                                        (FORMAT.n_scales + index) * PANEL_ROWS + out);
         else return load_halves(group + 2 * (PANEL_ROWS + out));
     }
 
@@ -66,6 +67,9 @@ template <int64_t KIND> struct GroupReader {
         const uint8_t *numbers = group + FORMAT.scale_bytes() + out * STEP_SIZE;
         constexpr int HIGH_BITS = FORMAT.bits - 4;
         if constexpr (FORMAT.bits == 8) return load_bits<WordVec>(numbers + step * PLANE_BYTES);
+        if constexpr (FORMAT.bits == 2)
+            return load_bits<WordVec>(numbers + step / 4 * PLANE_BYTES) >> (step % 4 * 2) &
+                   0x03030303u;
         WordVec low = load_bits<WordVec>(numbers + step / 2 * PLANE_BYTES);
         low = (step % 2 ? low >> 4 : low) & 0x0f0f0f0fu;
         const auto high = [&](int i) {

@@ -70,14 +70,14 @@ void run_tile(const Panel &panel, int64_t first, int64_t end, const RoundedRows 
 #pragma GCC unroll 2
             for (int half = 0; half < FORMAT.n_scales; ++half) {
                 ProductSums<FORMAT.product_bits()> products[VECS][R];
+                int32_t x_sums[R];   // of the inputs that have this scale
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) {
-                    const int32_t *row_sums = x.half_sums + r * x.stride / (GROUP_SIZE / 2) + 2 * n;
-                    const int32_t sum = FORMAT.n_scales == 2 ? row_sums[half]
-                                                             : row_sums[0] + row_sums[1];
+                    const int32_t *halves = x.half_sums + r * x.stride / (GROUP_SIZE / 2) + 2 * n;
+                    x_sums[r] = FORMAT.n_scales == 2 ? halves[half] : halves[0] + halves[1];
 #pragma GCC unroll 2
                     for (int v = 0; v < VECS; ++v)
-                        products[v][r].start(-zero_of(FORMAT) * sum);
+                        products[v][r].start(-zero_of(FORMAT) * x_sums[r]);
                 }
 #pragma GCC unroll 8
                 for (int i = 0; i < HALF_STEPS; ++i) {
@@ -94,24 +94,18 @@ void run_tile(const Panel &panel, int64_t first, int64_t end, const RoundedRows 
 #pragma GCC unroll 2
                 for (int v = 0; v < VECS; ++v) {
                     const FloatVec scale = group.scale(output(v), half);
-#pragma GCC unroll 8
-                    for (int r = 0; r < R; ++r)
-                        acc[v][r] += __builtin_convertvector(products[v][r].sums, FloatVec) *
-                                     (scale * x.scales[r * x.stride / GROUP_SIZE + n]);
-                }
-            }
-            if constexpr (FORMAT.has_min)
-#pragma GCC unroll 2
-                for (int v = 0; v < VECS; ++v) {
-                    const FloatVec minimum = group.minimum(output(v));
+                    [[maybe_unused]] FloatVec minimum;
+                    if constexpr (FORMAT.has_min) minimum = group.minimum(output(v), half);
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r) {
-                        const int32_t *row_sums =
-                            x.half_sums + r * x.stride / (GROUP_SIZE / 2) + 2 * n;
-                        acc[v][r] += minimum * (float(row_sums[0] + row_sums[1]) *
-                                                x.scales[r * x.stride / GROUP_SIZE + n]);
+                        const float x_scale = x.scales[r * x.stride / GROUP_SIZE + n];
+                        acc[v][r] += __builtin_convertvector(products[v][r].sums, FloatVec) *
+                                     (scale * x_scale);
+                        if constexpr (FORMAT.has_min)
+                            acc[v][r] += minimum * (float(x_sums[r]) * x_scale);
                     }
                 }
+            }
         }
 #pragma GCC unroll 2
         for (int v = 0; v < VECS; ++v)

@@ -149,8 +149,9 @@ template <class T, int64_t KIND> void unpack_group(const void *panel, int64_t n,
     const GroupReader<KIND> group(panel, n);
     for (int out = 0; out < PANEL_ROWS; out += LANES<float>) {
         const FloatVec scales[2] = {group.scale(out, 0), group.scale(out, FORMAT.n_scales - 1)};
-        FloatVec minimum = {};
-        if constexpr (FORMAT.has_min) minimum = group.minimum(out);
+        FloatVec minimums[2] = {};
+        if constexpr (FORMAT.has_min)
+            minimums[0] = group.minimum(out, 0), minimums[1] = group.minimum(out, FORMAT.n_scales - 1);
         T *outputs = to + out * STEP_INPUTS<T>;
 #pragma GCC unroll 8
         for (int step = 0; step < GROUP_STEPS; ++step) {
@@ -159,9 +160,9 @@ template <class T, int64_t KIND> void unpack_group(const void *panel, int64_t n,
 #pragma GCC unroll 4
             for (int i = 0; i < STEP_SIZE; ++i) {
                 const IntVec number = (IntVec)(words >> (8 * i) & 255u) - FORMAT.zero;
-                values[i] = __builtin_convertvector(number, FloatVec) *
-                            scales[step * FORMAT.n_scales / GROUP_STEPS];
-                if constexpr (FORMAT.has_min) values[i] += minimum;
+                const int half = step * FORMAT.n_scales / GROUP_STEPS;
+                values[i] = __builtin_convertvector(number, FloatVec) * scales[half];
+                if constexpr (FORMAT.has_min) values[i] += minimums[half];
             }
             store_dense<T>(outputs, step * STEP_SIZE, values[0], values[1]);
             store_dense<T>(outputs, step * STEP_SIZE + 2, values[2], values[3]);

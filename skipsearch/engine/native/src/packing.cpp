@@ -1,5 +1,5 @@
 // Unpacks the blocks of GGUF files (ggml-common.h of llama.cpp documents them) and packs their
-// numbers, scales and minimums into panels.
+// numbers, scales and minimums into panels. grid_blocks.py has unpacked those of IQ2 and IQ3.
 #include "packing.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 // One group of one output. scale and minimum are halves; in a super-block they are integers.
 struct Group {
     uint8_t numbers[GROUP_SIZE];
-    uint16_t scales[2], minimum;
+    uint16_t scales[2], minimums[2];
 };
 
 uint16_t read_half(const uint8_t *from) {
@@ -23,7 +23,9 @@ uint16_t read_half(const uint8_t *from) {
 // Returns the bytes of a block in a file, which has GROUP_SIZE inputs, or SUPER_GROUPS times as
 // many.
 int file_block_bytes(int64_t kind) {
-    constexpr int BYTES[] = {0, 34, 18, 20, 22, 24, 0, 144, 176, 210, 110, 18, 136, 17};
+    constexpr int GRID_BYTES = sizeof(UnpackedSuperBlock);
+    constexpr int BYTES[] = {0,   34,  18, 20,  22, 24, 0,          144,        176,
+                             210, 110, 18, 136, 17, 84, GRID_BYTES, GRID_BYTES, GRID_BYTES};
     return BYTES[kind];
 }
 
@@ -40,7 +42,7 @@ template <int64_t KIND> void read_block(const uint8_t *block, Group &group) {
     constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
     if constexpr (KIND == MXFP4) group.scales[0] = halve_power(*block++);
     else group.scales[0] = read_half(block), block += 2;
-    if constexpr (FORMAT.has_min) group.minimum = read_half(block), block += 2;
+    if constexpr (FORMAT.has_min) group.minimums[0] = read_half(block), block += 2;
     if constexpr (FORMAT.bits == 8) {
         for (int i = 0; i < GROUP_SIZE; ++i) group.numbers[i] = block[i] ^ 128;
         return;
@@ -60,10 +62,10 @@ template <int64_t KIND> void read_block(const uint8_t *block, Group &group) {
 template <int64_t KIND> void read_k_block(const uint8_t *block, int index, Group &group) {
     const uint8_t *scales = block + 4, *high = block + 16;
     const uint8_t *low = high + (KIND == Q5_K ? 32 : 0) + index / 2 * 32;
-    if (index < 4) group.scales[0] = scales[index] & 63, group.minimum = scales[index + 4] & 63;
+    if (index < 4) group.scales[0] = scales[index] & 63, group.minimums[0] = scales[index + 4] & 63;
     else {
         group.scales[0] = uint16_t((scales[index + 4] & 15) | (scales[index - 4] >> 6) << 4);
-        group.minimum = uint16_t((scales[index + 4] >> 4) | (scales[index] >> 6) << 4);
+        group.minimums[0] = uint16_t((scales[index + 4] >> 4) | (scales[index] >> 6) << 4);
     }
     for (int i = 0; i < GROUP_SIZE; ++i) {
         group.numbers[i] = low[i] >> index % 2 * 4 & 15;
@@ -94,6 +96,16 @@ void read_q3_k_block(const uint8_t *block, int index, Group &group) {
     }
 }
 
+// Reads group `index` of a super-block of Q2_K.
+void read_q2_k_block(const uint8_t *block, int index, Group &group) {
+    const uint8_t *numbers = block + 16 + index / 4 * 32;
+    for (int i = 0; i < GROUP_SIZE; ++i) group.numbers[i] = numbers[i] >> index % 4 * 2 & 3;
+    for (int half = 0; half < 2; ++half) {
+        group.scales[half] = block[2 * index + half] & 15;
+        group.minimums[half] = block[2 * index + half] >> 4;
+    }
+}
+
 // Reads group `index` of a super-block of IQ4_XS.
 void read_iq4_xs_block(const uint8_t *block, int index, Group &group) {
     const int high_bits = read_half(block + 2) >> 2 * index & 3;
@@ -106,34 +118,44 @@ void read_iq4_xs_block(const uint8_t *block, int index, Group &group) {
     }
 }
 
+// Reads group `index` of an unpacked super-block of IQ2 or IQ3.
+void read_grid_block(const uint8_t *block, int index, Group &group) {
+    UnpackedSuperBlock unpacked;
+    std::memcpy(&unpacked, block, sizeof unpacked);
+    for (int half = 0; half < 2; ++half) group.scales[half] = uint16_t(unpacked.scales[index][half]);
+    std::memcpy(group.numbers, unpacked.numbers[index], GROUP_SIZE);
+}
+
 // Returns where the half of a super-block is by which its scales are multiplied.
-constexpr int scale_offset(int64_t kind) { return kind == Q6_K ? 208 : kind == Q3_K ? 108 : 0; }
+constexpr int scale_offset(int64_t kind) {
+    return kind == Q6_K ? 208 : kind == Q3_K ? 108 : kind == Q2_K ? 80 : 0;
+}
 
 // Writes a group of one output into a panel, a word of STEP_SIZE numbers at a time.
 template <int64_t KIND> void write_group(const Group &group, int out, uint8_t *to) {
     constexpr BlockFormat FORMAT = BLOCK_FORMATS[KIND];
     if constexpr (FORMAT.has_super_blocks) {
-        for (int s = 0; s < FORMAT.n_scales; ++s)
+        for (int s = 0; s < FORMAT.n_scales; ++s) {
             to[s * PANEL_ROWS + out] = uint8_t(group.scales[s]);
-        if (FORMAT.has_min) to[PANEL_ROWS + out] = uint8_t(group.minimum);
+            if (FORMAT.has_min)
+                to[(FORMAT.n_scales + s) * PANEL_ROWS + out] = uint8_t(group.minimums[s]);
+        }
     } else {
         std::memcpy(to + 2 * out, &group.scales[0], 2);
-        if (FORMAT.has_min) std::memcpy(to + 2 * (PANEL_ROWS + out), &group.minimum, 2);
+        if (FORMAT.has_min) std::memcpy(to + 2 * (PANEL_ROWS + out), group.minimums, 2);
     }
     uint32_t numbers[GROUP_STEPS];
     std::memcpy(numbers, group.numbers, sizeof numbers);
     uint8_t *words = to + FORMAT.scale_bytes() + out * STEP_SIZE;
-    if constexpr (FORMAT.bits == 8) {
-        for (int step = 0; step < GROUP_STEPS; ++step)
-            std::memcpy(words + step * PLANE_BYTES, numbers + step, STEP_SIZE);
-        return;
+    constexpr int STEPS = FORMAT.steps_a_byte();
+    constexpr uint32_t LOW_BITS = FORMAT.bits == 8 ? ~0u : 0x0f0f0f0fu;
+    for (int first = 0; first < GROUP_STEPS; first += STEPS) {
+        uint32_t word = 0;
+        for (int step = 0; step < STEPS; ++step)
+            word |= (numbers[first + step] & LOW_BITS) << step * 8 / STEPS;
+        std::memcpy(words + first / STEPS * PLANE_BYTES, &word, STEP_SIZE);
     }
-    for (int step = 0; step < GROUP_STEPS; step += 2) {
-        const uint32_t word =
-            (numbers[step] & 0x0f0f0f0fu) | (numbers[step + 1] & 0x0f0f0f0fu) << 4;
-        std::memcpy(words + step / 2 * PLANE_BYTES, &word, STEP_SIZE);
-    }
-    constexpr int HIGH_BITS = FORMAT.bits - 4;
+    constexpr int HIGH_BITS = FORMAT.bits == 8 ? 0 : FORMAT.bits - 4;
     if constexpr (HIGH_BITS > 0) {
         constexpr int STEPS_A_BYTE = HIGH_BITS == 2 ? 4 : 8;
         for (int first = 0; first < GROUP_STEPS; first += STEPS_A_BYTE) {
@@ -163,11 +185,15 @@ void pack_row(const PackArgs &args, const uint8_t *row, int out, uint8_t *panel)
             const int index = int(n % SUPER_GROUPS);
             if constexpr (KIND == Q6_K) read_q6_k_block(block, index, group);
             else if constexpr (KIND == Q3_K) read_q3_k_block(block, index, group);
+            else if constexpr (KIND == Q2_K) read_q2_k_block(block, index, group);
             else if constexpr (KIND == IQ4_XS) read_iq4_xs_block(block, index, group);
-            else read_k_block<KIND>(block, index, group);
+            else if constexpr (KIND == Q4_K || KIND == Q5_K)
+                read_k_block<KIND>(block, index, group);
+            else read_grid_block(block, index, group);
             uint8_t *header = panel + FORMAT.header_offset(n);
-            std::memcpy(header + 2 * out, block + scale_offset(KIND), 2);
-            if (FORMAT.has_min) std::memcpy(header + 2 * (PANEL_ROWS + out), block + 2, 2);
+            const uint8_t *factors = block + scale_offset(KIND);
+            std::memcpy(header + 2 * out, factors, 2);
+            if (FORMAT.has_min) std::memcpy(header + 2 * (PANEL_ROWS + out), factors + 2, 2);
         }
         write_group<KIND>(group, out, panel + FORMAT.group_offset(n));
     }
@@ -192,7 +218,7 @@ void copy_block_row(const BlockFormat &format, int64_t in, const uint8_t *from, 
         const uint8_t *group = from + format.group_offset(n);
         uint8_t *to_group = to + format.group_offset(n);
         if (format.has_super_blocks)
-            copy_column(group, column, to_group, to_column, format.n_scales + n_minimums, 1);
+            copy_column(group, column, to_group, to_column, format.scale_bytes() / PANEL_ROWS, 1);
         else copy_column(group, column, to_group, to_column, 1 + n_minimums, 2);
         copy_column(group + format.scale_bytes(), column, to_group + format.scale_bytes(),
                     to_column, format.number_bytes() / PLANE_BYTES, STEP_SIZE);

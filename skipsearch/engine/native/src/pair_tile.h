@@ -72,14 +72,15 @@ template <int64_t KIND, int R>
             for (int byte = 0; byte < FORMAT.group_bytes(); byte += 64)
                 __builtin_prefetch(group.group + PREFETCH_GROUPS * FORMAT.group_bytes() + byte, 0,
                                    2);
-        float x_scales[R], x_sums[R];   // of the rows: scales, and sums of the group's inputs
+        float x_scales[R], x_sums[R][2];   // of the rows: scales, and sums of inputs by scale
         int32_t offsets[R][2];          // what the format's zero takes away
         for (int r = 0; r < R; ++r) {
             const int32_t *halves = half_sums + 2 * (r * scale_stride + n);
-            const int32_t sum = halves[0] + halves[1];
+            const int32_t sum = FORMAT.n_scales == 2 ? halves[0] : halves[0] + halves[1];
             x_scales[r] = scales[r * scale_stride + n];
-            x_sums[r] = float(sum) * x_scales[r];
-            offsets[r][0] = zero_of(FORMAT) * (FORMAT.n_scales == 2 ? halves[0] : sum);
+            x_sums[r][0] = float(sum) * x_scales[r];
+            x_sums[r][1] = float(halves[1]) * x_scales[r];
+            offsets[r][0] = zero_of(FORMAT) * sum;
             offsets[r][1] = zero_of(FORMAT) * halves[1];
         }
         for (int from = 0; from < PANEL_ROWS; from += OUTPUTS) {
@@ -111,7 +112,7 @@ template <int64_t KIND, int R>
                     const int out = from + v * LANES<float>;
                     const FloatVec scale = group.scale(out, half);
                     [[maybe_unused]] FloatVec minimum;
-                    if constexpr (FORMAT.has_min) minimum = group.minimum(out);
+                    if constexpr (FORMAT.has_min) minimum = group.minimum(out, half);
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r) {
                         const PairVec pairs = products[v][r];
@@ -119,7 +120,7 @@ template <int64_t KIND, int R>
                         if constexpr (zero_of(FORMAT) != 0) sum -= offsets[r][half];
                         FloatVec acc = load(sums + r * PANEL_ROWS + out);
                         acc += __builtin_convertvector(sum, FloatVec) * (scale * x_scales[r]);
-                        if constexpr (FORMAT.has_min) acc += minimum * x_sums[r];
+                        if constexpr (FORMAT.has_min) acc += minimum * x_sums[r][half];
                         store(sums + r * PANEL_ROWS + out, acc);
                     }
                 }
