@@ -329,8 +329,8 @@ class Replay:
             for of_vocabulary, first_use in zip(judged, first_uses, strict=True):
                 masked = logits
                 if first_use is not None:
-                    rows = first_use[positions // n_columns]
-                    masked = _hide_later_tokens(logits, rows, positions % n_columns)
+                    of_prompts = first_use[positions // n_columns]
+                    masked = _hide_later_tokens(logits, of_prompts, positions % n_columns)
                 target_probs = None if b.target_probs is None else b.target_probs[chunk]
                 of_vocabulary.append(self.judge_logits(masked, labels[chunk], target_probs))
         return [

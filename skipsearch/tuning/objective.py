@@ -209,9 +209,10 @@ class ReplayObjective:
                 one.predict_coarse(rounds_from_replay(of_one), mask)
                 for one, of_one in zip(objectives, replayed, strict=True)
             ]
-            i = min(range(len(candidates)), key=lambda i: candidates[i].seconds_per_token)
-            fastest, candidate, prediction = objectives[i], candidates[i], candidates[i].prediction
-            assert prediction is not None
+            i = min(range(len(candidates)), key=lambda k: candidates[k].seconds_per_token)
+            fastest, candidate = objectives[i], candidates[i]
+            assert candidate.prediction is not None
+            prediction = candidate.prediction
             predictions.append(prediction)
             if self._leader and len(predictions) < len(self._rungs):
                 leader = self._leader[len(predictions) - 1]

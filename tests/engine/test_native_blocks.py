@@ -316,9 +316,7 @@ def test_a_grid_whose_scales_are_too_small_for_halves_makes_a_matrix_dense(name:
 
 def test_rows_of_several_grids_share_a_matrix() -> None:
     names = ("iq2_xxs", "iq2_s", "iq2_xs")
-    parts = tuple(
-        GGUFMatrix(name, name, (40, 256), random_blocks(name, 40, 256)) for name in names
-    )
+    parts = tuple(GGUFMatrix(name, name, (40, 256), random_blocks(name, 40, 256)) for name in names)
     stored = StoredFusedLinear(parts, None, torch.float32)
     packed = PanelPacker(building.load_or_build(), torch.float32).pack(stored)
     assert set(packed.kinds) == {BLOCK_FORMATS["iq2_s"].code}

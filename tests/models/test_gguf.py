@@ -114,7 +114,7 @@ def check_greedy(model: Any, prompt: list[int], greedy: list[int]) -> DecodeStat
     """Check greedy text, plain and drafted; return the stats of the latter."""
     n_tokens = len(greedy)
     assert Decoder(model).generate(prompt, n_tokens, ignore_eos=True).tokens == greedy
-    mask = SkipMask(model.spec.n_layers, attn=(1,), mlp=(0,))
+    mask = SkipMask(model.spec.n_layers, attn=(0, 1), mlp=(0, 1))
     drafted = Decoder(model, mask, draft_length=3, exit_policy=make_exit("fixed")).generate(
         prompt, n_tokens, ignore_eos=True
     )

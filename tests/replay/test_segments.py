@@ -77,7 +77,7 @@ def test_few_positions_are_cut_into_short_segments_so_that_there_are_enough(limi
     cut = cut_segments([512] * 64, limit)
     lengths = {segment.end - segment.first for segment in cut}
     assert len(cut) >= MIN_SEGMENTS
-    assert SHORT_SEGMENT_POSITIONS <= min(lengths)
+    assert min(lengths) >= SHORT_SEGMENT_POSITIONS
     assert max(lengths) <= SEGMENT_POSITIONS + MIN_SEGMENT_POSITIONS
     assert len({segment.text for segment in cut}) == len(cut), "each from a text of its own"
 

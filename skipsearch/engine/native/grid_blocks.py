@@ -43,8 +43,8 @@ def _scales_in_words(words: Array, step: int = 1) -> Array:
 class GridFormat:
     """How a file stores scales of IQ2 or IQ3.
 
-    A weight is half · factor · (2 · scale + 1) · number. The number is one of `magnitudes`, or minus
-    one of them.
+    A weight is half · factor · (2 · scale + 1) · number. The number is one of `magnitudes`, with
+    either sign.
     """
 
     magnitudes: tuple[int, ...]

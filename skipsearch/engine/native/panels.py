@@ -19,11 +19,7 @@ from skipsearch.engine.native import structs
 from skipsearch.engine.native.block_formats import BLOCK_FORMATS, find_block_format
 from skipsearch.engine.native.blocks import CHUNK_WEIGHTS, FORMAT_BY_CODE, FORMAT_OF_BITS, quantize
 from skipsearch.engine.native.build import NativeLibrary
-from skipsearch.engine.native.grid_blocks import (
-    GRID_FORMATS,
-    has_exact_scales,
-    unpack_grid_rows,
-)
+from skipsearch.engine.native.grid_blocks import GRID_FORMATS, has_exact_scales, unpack_grid_rows
 from skipsearch.engine.native.rounded import RoundedMatrix
 from skipsearch.engine.native.structs import DENSE, PANEL_ROWS
 from skipsearch.errors import ModelError

@@ -150,8 +150,10 @@ template <class T, int64_t KIND> void unpack_group(const void *panel, int64_t n,
     for (int out = 0; out < PANEL_ROWS; out += LANES<float>) {
         const FloatVec scales[2] = {group.scale(out, 0), group.scale(out, FORMAT.n_scales - 1)};
         FloatVec minimums[2] = {};
-        if constexpr (FORMAT.has_min)
-            minimums[0] = group.minimum(out, 0), minimums[1] = group.minimum(out, FORMAT.n_scales - 1);
+        if constexpr (FORMAT.has_min) {
+            minimums[0] = group.minimum(out, 0);
+            minimums[1] = group.minimum(out, FORMAT.n_scales - 1);
+        }
         T *outputs = to + out * STEP_INPUTS<T>;
 #pragma GCC unroll 8
         for (int step = 0; step < GROUP_STEPS; ++step) {

@@ -122,7 +122,8 @@ void read_iq4_xs_block(const uint8_t *block, int index, Group &group) {
 void read_grid_block(const uint8_t *block, int index, Group &group) {
     UnpackedSuperBlock unpacked;
     std::memcpy(&unpacked, block, sizeof unpacked);
-    for (int half = 0; half < 2; ++half) group.scales[half] = uint16_t(unpacked.scales[index][half]);
+    for (int half = 0; half < 2; ++half)
+        group.scales[half] = uint16_t(unpacked.scales[index][half]);
     std::memcpy(group.numbers, unpacked.numbers[index], GROUP_SIZE);
 }
 
