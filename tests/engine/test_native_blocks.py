@@ -20,6 +20,8 @@ import torch
 from helpers.activations import round_activations
 from helpers.marks import in_turn, thorough
 from helpers.tiny import round_matrices, to_native_8bit
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from models import test_contract, tiny
 from models.tiny import FUSABLE_NAMES, new_hf_model
 from torch import nn
@@ -312,6 +314,24 @@ def test_a_grid_whose_scales_are_too_small_for_halves_makes_a_matrix_dense(name:
     assert any(packed.kinds) is (GRID_FORMATS[name].factor == 1)
     expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[name.upper()])
     torch.testing.assert_close(packed.to_dense(), torch.from_numpy(expected.copy()))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["q2_k", *GRID_FORMATS]), st.integers(0, 2**32 - 1))
+def test_any_bytes_of_a_file_are_read_as_gguf_reads_them(name: str, seed: int) -> None:
+    """Weights that are no numbers stay none, in some form."""
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    block_size, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(seed).integers(0, 256, (32, n_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(gguf.quants.dequantize(data, kind).copy())
+    stored = StoredFusedLinear(
+        (GGUFMatrix("w", name, (32, block_size), data),), None, torch.float32
+    )
+    packed = PanelPacker(building.load_or_build(), torch.float32).pack(stored).to_dense()
+    assert torch.equal(packed.isfinite(), expected.isfinite())
+    is_number = expected.isfinite()
+    torch.testing.assert_close(packed[is_number], expected[is_number], rtol=1e-5, atol=1e-6)
 
 
 def test_rows_of_several_grids_share_a_matrix() -> None:

@@ -74,8 +74,9 @@ def has_exact_scales(matrix: StoredMatrix) -> bool:
 
     _, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[matrix.format.upper()]]
     halves = matrix.data.reshape(-1, n_bytes)[:, :2].copy().view(np.float16)
-    scales = halves.astype(np.float32) * np.float32(GRID_FORMATS[matrix.format].factor)
-    return bool((scales.astype(np.float16).astype(np.float32) == scales).all())
+    with np.errstate(all="ignore"):  # what is no number does not equal itself
+        scales = halves.astype(np.float32) * np.float32(GRID_FORMATS[matrix.format].factor)
+        return bool((scales.astype(np.float16).astype(np.float32) == scales).all())
 
 
 def unpack_grid_blocks(rows: Array, name: str) -> Array:
@@ -88,11 +89,11 @@ def unpack_grid_blocks(rows: Array, name: str) -> Array:
     kind, grid = gguf.GGMLQuantizationType[name.upper()], GRID_FORMATS[name]
     _, n_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = np.ascontiguousarray(rows).reshape(-1, n_bytes)
-    halves = blocks[:, :2].copy().view(np.float16).astype(np.float32) * np.float32(grid.factor)
     scales = 2 * grid.read_scales(blocks) + 1
     scales = np.repeat(scales, N_SCALES // scales.shape[1], axis=1)  # [blocks, N_SCALES]
     # The numbers of a block of zeros do not matter, and the logits show scales that are no numbers.
     with np.errstate(all="ignore"):
+        halves = blocks[:, :2].copy().view(np.float16).astype(np.float32) * np.float32(grid.factor)
         weights = gguf.quants.dequantize(blocks, kind).reshape(len(blocks), N_SCALES, -1)
         numbers = np.nan_to_num(np.rint(weights / (halves * scales)[..., None]), posinf=0, neginf=0)
     unpacked = np.empty((len(blocks), UNPACKED_BYTES), dtype=np.uint8)
