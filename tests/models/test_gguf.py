@@ -111,16 +111,17 @@ def check_file(name: str, number_format: str, path: Path) -> None:
 
 
 def check_greedy(model: Any, prompt: list[int], greedy: list[int]) -> DecodeStats:
-    """Check greedy text, plain and drafted; return the stats of the latter."""
-    n_tokens = len(greedy)
+    """Check greedy text, plain and drafted with two masks; return the stats of the latter."""
+    n_tokens, n_layers, total = len(greedy), model.spec.n_layers, DecodeStats()
     assert Decoder(model).generate(prompt, n_tokens, ignore_eos=True).tokens == greedy
-    mask = SkipMask(model.spec.n_layers, attn=(0, 1), mlp=(0, 1))
-    drafted = Decoder(model, mask, draft_length=3, exit_policy=make_exit("fixed")).generate(
-        prompt, n_tokens, ignore_eos=True
-    )
-    assert drafted.tokens == greedy
-    assert drafted.stats.drafted > 0
-    return drafted.stats
+    for mask in (SkipMask(n_layers, (1,), (0,)), SkipMask(n_layers, (0, 1), (0, 1))):
+        drafted = Decoder(model, mask, draft_length=3, exit_policy=make_exit("fixed")).generate(
+            prompt, n_tokens, ignore_eos=True
+        )
+        assert drafted.tokens == greedy
+        total += drafted.stats
+    assert total.drafted > 0
+    return total
 
 
 @pytest.mark.parametrize("name", MODELS)

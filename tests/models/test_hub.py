@@ -23,7 +23,7 @@ from skipsearch.engine import load_model
 from skipsearch.errors import ModelError
 from skipsearch.models import load_adapter, load_tokenizer
 from skipsearch.models.loading.aliases import ALIASES
-from skipsearch.models.loading.hub import HUB_ID, download_gguf, download_model
+from skipsearch.models.loading.hub import HUB_ID, download_gguf
 
 from .fake_hub import ALLOWED, COMMIT, FakeHub, Repo
 from .tiny import new_hf_model
@@ -42,7 +42,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     server = FakeHub()
     download_gguf.cache_clear()
-    download_model.cache_clear()
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
     monkeypatch.setattr(
         constants,

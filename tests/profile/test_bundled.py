@@ -62,7 +62,9 @@ def test_a_profile_of_a_pretrained_model_was_measured_and_found_lossless(path: P
     profile = load_profile(path)
     assert profile.verdict == "speculate"
     assert profile.measured is not None
-    assert profile.measured.lossless.identical == profile.measured.prompts
+    greedy = profile.task.sampling.temperature == 0
+    compared = profile.measured.prompts if greedy else 0  # sampled texts differ by chance
+    assert profile.measured.lossless.identical == compared
     assert path.read_text() == dump_profile(profile)
 
 

@@ -75,7 +75,6 @@ def resolve_model(name: str, *, weights: bool = True) -> tuple[Path, str, str | 
     return download_model(repo, revision or None, weights), repo, revision or None
 
 
-@cache  # a command asks several times, and each answer takes requests to the Hub
 def download_model(repo: str, revision: str | None, weights: bool) -> Path:
     """Return the folder of a Hub model, downloaded if the cache does not have it.
 
@@ -107,7 +106,7 @@ def download_model(repo: str, revision: str | None, weights: bool) -> Path:
     return folder
 
 
-@cache
+@cache  # a command asks several times, and each answer takes requests to the Hub
 def download_gguf(repo: str, revision: str | None, number_format: str) -> Path:
     """Return the GGUF file of a Hub repository, or the first part of a split one.
 
