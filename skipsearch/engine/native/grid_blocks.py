@@ -2,7 +2,7 @@
 
 A file stores vectors of such a block as entries of a grid. The entries have few magnitudes, so with
 their signs there are at most 16 numbers, and four bits say which: panels have the codebooks of
-src/blocks.h. They take more bytes than the file, and a third of 16 bits.
+src/blocks.h. They take more bytes than the file, and less than a third of 16 bits.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from skipsearch.engine.native.block_formats import SUPER_GROUPS
 from skipsearch.engine.native.structs import GROUP_SIZE
 from skipsearch.models.fused.linear import StoredFusedLinear
+from skipsearch.models.loading.gguf_file import to_float32
 from skipsearch.models.stored_linear import StoredMatrix
 
 SUPER_SIZE = SUPER_GROUPS * GROUP_SIZE  # inputs of a super-block
@@ -86,15 +87,15 @@ def unpack_grid_blocks(rows: Array, name: str) -> Array:
     """
     import gguf
 
-    kind, grid = gguf.GGMLQuantizationType[name.upper()], GRID_FORMATS[name]
-    _, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+    grid = GRID_FORMATS[name]
+    _, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
     blocks = np.ascontiguousarray(rows).reshape(-1, n_bytes)
     scales = 2 * grid.read_scales(blocks) + 1
     scales = np.repeat(scales, N_SCALES // scales.shape[1], axis=1)  # [blocks, N_SCALES]
+    weights = to_float32(blocks, name, (len(blocks), N_SCALES, -1)).numpy()
     # The numbers of a block of zeros do not matter, and the logits show scales that are no numbers.
     with np.errstate(all="ignore"):
         halves = blocks[:, :2].copy().view(np.float16).astype(np.float32) * np.float32(grid.factor)
-        weights = gguf.quants.dequantize(blocks, kind).reshape(len(blocks), N_SCALES, -1)
         numbers = np.nan_to_num(np.rint(weights / (halves * scales)[..., None]), posinf=0, neginf=0)
     unpacked = np.empty((len(blocks), UNPACKED_BYTES), dtype=np.uint8)
     unpacked[:, :2] = halves.astype(np.float16).view(np.uint8)

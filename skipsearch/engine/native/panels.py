@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from skipsearch.engine.native import structs
-from skipsearch.engine.native.block_formats import BLOCK_FORMATS, find_block_format
+from skipsearch.engine.native.block_formats import find_block_format
 from skipsearch.engine.native.blocks import CHUNK_WEIGHTS, FORMAT_BY_CODE, FORMAT_OF_BITS, quantize
 from skipsearch.engine.native.build import NativeLibrary
 from skipsearch.engine.native.grid_blocks import GRID_FORMATS, has_exact_scales, unpack_grid_rows
@@ -32,7 +32,9 @@ CACHE_LINE_BYTES = 64
 MXFP4_BYTES = 17  # of a block: an exponent, then 32 numbers of a sign and MXFP4_MAGNITUDES
 MXFP4_MAGNITUDES = 0x77
 MXFP4_EXPONENTS = (104, 143)  # of scales that are halves
-GRID_KINDS = {BLOCK_FORMATS[name].code for name in ("iq2_s", "iq3_s", "iq3_xxs")}
+GRID_KINDS = {
+    block_format.code for block_format in map(find_block_format, GRID_FORMATS) if block_format
+}
 MAPS_PRIVATELY = hasattr(mmap, "MAP_PRIVATE")  # not on Windows
 
 

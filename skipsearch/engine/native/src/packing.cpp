@@ -1,5 +1,5 @@
 // Unpacks the blocks of GGUF files (ggml-common.h of llama.cpp documents them) and packs their
-// numbers, scales and minimums into panels. grid_blocks.py has unpacked those of IQ2 and IQ3.
+// numbers, scales and minimums into panels. Blocks of IQ2 and IQ3 come from grid_blocks.py.
 #include "packing.h"
 
 #include <algorithm>
