@@ -7,13 +7,15 @@ column are from other models, hardware and prompts, so they are not comparable w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
 from skipsearch.bench.hugging_face import HFGenerate
+from skipsearch.bench.llama_cpp import LlamaGenerate
+from skipsearch.bench.systems import ExternalSystem
 from skipsearch.core.machine import describe_machine
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
@@ -32,17 +34,25 @@ from skipsearch.replay.evidence import collect_evidence
 from skipsearch.replay.workload import Workload, make_workload
 from skipsearch.searchers import SearchProblem
 from skipsearch.tasks.task import Task
+from skipsearch.timing.elimination import MIN_COMPARED_PROMPTS
 from skipsearch.timing.interleaved import Timings, time_interleaved
 from skipsearch.tuning.calibration import (
     build_replay_objective,
+    choose_limits,
     load_shipped_drafts,
     load_trained_drafts,
 )
 from skipsearch.tuning.candidates import Candidate
-from skipsearch.tuning.events import StageProgress, StageStarted, TuneListener
+from skipsearch.tuning.events import StageProgress, StageStarted, TuneListener, ignore_event
 from skipsearch.tuning.objective import MAX_DRAFT, ReplayObjective
 from skipsearch.tuning.online_candidates import list_online_candidates
-from skipsearch.tuning.race import MAX_FINALISTS, ONLINE_RACE_RUNGS, race_candidates
+from skipsearch.tuning.race import (
+    MAX_FINALISTS,
+    ONLINE_RACE_RUNGS,
+    estimate_longest_decoding,
+    predict_text_s,
+    race_candidates,
+)
 from skipsearch.tuning.readings import ReadingSearch
 from skipsearch.tuning.recipe_shape import (
     ONLINE_DRAFTERS,
@@ -54,12 +64,23 @@ from skipsearch.tuning.recipe_shape import (
 from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.trained_candidates import TrainedCandidates
 
-DEFAULT_TRIALS_PER_SEARCHER = 60  # masks that each searcher may judge
+DEFAULT_SEARCH_S = 30.0  # of each searcher, and of each race
+TEXT_SHARE = 2.0  # of that time, for the text that all of them use
 # Searchers that are measured as offline searches, with the speedup that their paper reports.
-OFFLINE_SEARCHERS = {"clasp": "", "asd": "", "s3d": "", "gp": "1.5–1.6× (13B)", "auto": ""}
-EXTERNAL_SYSTEMS = {
+OFFLINE_SEARCHERS = {
+    "clasp": "",
+    "asd": "",
+    "s3d": "",
+    "tpe": "",
+    "gp": "1.5–1.6× (13B)",
+    "auto": "",
+}
+PROGRAM_TITLES = {
     "hf-generate": "Hugging Face, plain",
     "hf-early-exit": "Hugging Face, early exit",
+    "hf-lookup": "Hugging Face, lookup",
+    "llama-cpp": "llama.cpp, plain",
+    "llama-cpp-lookup": "llama.cpp, lookup",
 }
 PUBLISHED_SPEEDUPS = {
     "draft & verify": "1.5–1.6× (13B)",
@@ -80,6 +101,7 @@ class MethodRow:
     needs: what the method takes before the first token, such as a search or a training, in words.
     beta: measured time of a draft step over the time of a plain pass.
     published: the speedup that its paper reports, on other models and machines.
+    predicted: the speedup that replay predicts; None if it predicts none.
     Figures that only our engines know are None for other programs.
     """
 
@@ -93,6 +115,7 @@ class MethodRow:
     identical: int
     prompts: int
     published: str
+    predicted: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -110,16 +133,17 @@ def compare_methods(
     n_prompts: int | None = None,
     seed: int = 0,
     on_event: TuneListener = lambda event: None,
-    hf_model: ModelAdapter | None = None,
-    trials: int = DEFAULT_TRIALS_PER_SEARCHER,
+    programs: Sequence[ExternalSystem] = (),
+    search_s: float = DEFAULT_SEARCH_S,
 ) -> list[MethodRow]:
     """Tune every method on the calibration split, then measure all of them on the hold-out split.
 
     module_folders: folders of trained modules. Each module is measured alone. Alone and after
     lookup, it is also a candidate for the best recipe.
     n_prompts: hold-out prompts to measure; None: all.
-    hf_model: the same model on engine `hf`, to measure transformers' `generate` too.
-    trials: masks that each searcher may judge.
+    programs: other programs that take part, with the same model.
+    search_s: seconds that each searcher may judge masks, and each race may decode prompts. If they
+    are too few to race all settings of a drafter, its published ones take part.
 
     Raises: SearchError, TaskError, ModuleError.
     """
@@ -131,7 +155,12 @@ def compare_methods(
         *(shape for kind in TRAINED_DRAFTERS for shape in list_shapes(kind)),
     )
     calibration = make_workload(model, task, task.calibration)
-    objective = build_replay_objective(model, calibration, on_event, shapes=shapes)
+    on_event(StageStarted("writing reference text: the model continues calibration prompts"))
+    longest = estimate_longest_decoding(model, calibration, len(task.holdout))
+    limits = choose_limits(longest, TEXT_SHARE * search_s, search_s)
+    objective = build_replay_objective(model, calibration, on_event, shapes=shapes, limits=limits)
+    calibration = calibration.head(len(objective.replay.texts))
+    n_racers = int(search_s / (MIN_COMPARED_PROMPTS * predict_text_s(objective, longest))) or 1
 
     def with_modules(candidate: Candidate) -> Candidate:
         return replace(candidate, module_folders=tuple(module_folders))
@@ -141,14 +170,16 @@ def compare_methods(
         "lookup": (objective.best_lookup(), "nothing"),
     }
     everything = [objective.best_lookup()]
+    masks = list[Candidate]()
     evidence = collect_evidence(objective.replay, objective.costs)
     for name in OFFLINE_SEARCHERS:
         on_event(StageStarted(f"searching a mask with {name}"))
         began = perf_counter()
-        mask = _search_mask(model, objective, name, evidence, seed, trials)
+        mask = _search_mask(model, objective, name, evidence, seed, search_s)
         needs = f"{perf_counter() - began:.0f} s of search"
         alone = objective.best_recipe(mask, after_lookup=False, fine=True)
         chosen[f"mask by {name}"] = (alone, needs)
+        masks.append(alone)
         everything += [alone, objective.best_recipe(mask, after_lookup=True, fine=True)]
         if name == "gp":
             adaptive = make_exit("adaptive", across_requests=True)
@@ -156,13 +187,18 @@ def compare_methods(
                 Candidate(Recipe((Skip.from_mask(mask, MAX_DRAFT, adaptive),))),
                 needs,
             )
-    if reading_less := _best_reading_less(objective, on_event):
-        chosen["skip, reading less"] = reading_less[0], "seconds of measuring and replay"
+    fastest_mask = min(masks, key=_predicted_time).recipe.mask(model.spec.n_layers)
+    assert fastest_mask is not None
+    if reading_less := _list_reading_less(objective, fastest_mask, on_event):
+        alone = min(reading_less[::2], key=_predicted_time)
+        chosen["skip, reading less"] = alone, "seconds of measuring and replay"
         everything += reading_less
     for kind in ONLINE_DRAFTERS:
-        racing = list_online_candidates(RecipeShape(kind), objective)
+        racing = list_online_candidates(RecipeShape(kind), objective)[:n_racers]
         on_event(StageStarted(f"racing settings of {kind}"))
-        fastest, _ = race_candidates(model, calibration, racing, seed, on_event, ONLINE_RACE_RUNGS)
+        fastest, _ = race_candidates(
+            model, calibration, racing, seed, on_event, ONLINE_RACE_RUNGS, search_s
+        )
         chosen[kind] = (fastest, fastest.recipe.drafters[-1].info.requires)
     trained_candidates = TrainedCandidates(objective)
     for draft in [*load_shipped_drafts(model, on_event), *trained]:
@@ -177,28 +213,28 @@ def compare_methods(
         alone = trained_candidates.best(draft, after_lookup=False)
         chosen[name] = (with_modules(alone), needs)
         everything += [alone, trained_candidates.best(draft, after_lookup=True)]
-    best = sorted(everything, key=lambda candidate: candidate.seconds_per_token)[:MAX_FINALISTS]
+    best = sorted(everything, key=_predicted_time)
+    finalists = [with_modules(candidate) for candidate in best[: min(MAX_FINALISTS, n_racers)]]
     on_event(StageStarted("racing the best recipes"))
-    chosen["best recipe"] = (
-        race_candidates(
-            model, calibration, [with_modules(candidate) for candidate in best], seed, on_event
-        )[0],
-        "all of these",
-    )
+    winner, _ = race_candidates(model, calibration, finalists, seed, on_event, limit_s=search_s)
+    chosen["best recipe"] = winner, "all of these"
     return _measure_methods(
         model,
         chosen,
         make_workload(model, task, task.holdout[:n_prompts]),
         seed,
         on_event,
-        hf_model,
+        programs,
     )
 
 
-def _best_reading_less(objective: ReplayObjective, on_event: TuneListener) -> list[Candidate]:
-    """Return the best recipes, alone and after lookup, whose drafts skip nothing and read less.
+def _list_reading_less(
+    objective: ReplayObjective, mask: SkipMask, on_event: TuneListener
+) -> list[Candidate]:
+    """Return the best recipes whose drafts read less and skip nothing, or what the mask skips.
 
-    [] if no draft of this model can read less.
+    The best recipe alone and the best one after lookup take turns. [] if no draft of this model can
+    read less.
     """
     readings = ReadingSearch(objective, objective.replay.mean_context(), on_event)
     nothing_skipped = SkipMask(objective.replay.model.spec.n_layers)
@@ -206,7 +242,15 @@ def _best_reading_less(objective: ReplayObjective, on_event: TuneListener) -> li
     if not judged:
         return []
     best = readings.objective_for(judged[0].reading)
-    return [best.best_recipe(nothing_skipped, after, fine=True) for after in (False, True)]
+    return [
+        best.best_recipe(skipped, after, fine=True)
+        for skipped in (nothing_skipped, mask)
+        for after in (False, True)
+    ]
+
+
+def _predicted_time(candidate: Candidate) -> float:
+    return candidate.seconds_per_token
 
 
 def _search_mask(
@@ -215,31 +259,31 @@ def _search_mask(
     name: str,
     evidence: Any,
     seed: int,
-    trials: int,
+    search_s: float,
 ) -> SkipMask:
-    """Return the best mask that a searcher proposes within `trials` trials."""
+    """Return the best mask that a searcher proposes within `search_s` seconds."""
     problem = SearchProblem(model.spec.n_layers, evidence=evidence, seed=seed)
     search = Search(
-        problem, objective.fresh_copy(), None, (), lambda event: None, perf_counter(), None, trials
+        problem, objective.fresh_copy(), None, (), ignore_event, perf_counter(), search_s, None
     )
     search.run(name)
     return search.best_trials(1)[0].mask
 
 
 class _ExternalDecoder:
-    """A decoder that runs transformers' `generate`.
+    """A decoder that runs another program.
 
-    `generate` does not stop at a repetition, as our decoder does. It therefore generates as many
-    tokens as plain decoding did.
+    Other programs do not stop where our decoder does. They therefore generate as many tokens as
+    plain decoding did. count_tokens: returns that number for a prompt.
     """
 
     is_learning = False
 
-    def __init__(self, name: str, model: ModelAdapter, plain: Decoder):
-        self.generator, self.plain = HFGenerate(name, model), plain
+    def __init__(self, generator: HFGenerate | LlamaGenerate, count_tokens: Callable[..., int]):
+        self.generator, self.count_tokens = generator, count_tokens
 
     def generate(self, prompt: Sequence[int], max_tokens: int, **settings: Any) -> Generation:
-        count = len(self.plain.generate(prompt, max_tokens, **settings).tokens)
+        count = self.count_tokens(tuple(prompt), max_tokens, **settings)
         tokens, first, others = self.generator.run(prompt, count)
         return Generation(
             tokens,
@@ -259,7 +303,7 @@ def _measure_methods(
     holdout: Workload,
     seed: int,
     on_event: TuneListener,
-    hf_model: ModelAdapter | None,
+    programs: Sequence[ExternalSystem],
 ) -> list[MethodRow]:
     """Decode the hold-out prompts with every method in turn and return the rows."""
     on_event(StageStarted("decoding hold-out prompts with every method in turn"))
@@ -267,34 +311,55 @@ def _measure_methods(
         finalist.recipe: finalist for finalist, _ in reversed(candidates.values())
     }  # of equal recipes one is measured
     decoders = [finalist.make_decoder(model) for finalist in recipes.values()]
-    foreign = (
-        [_ExternalDecoder(name, hf_model, Decoder(model)) for name in EXTERNAL_SYSTEMS]
-        if hf_model is not None
-        else []
-    )
+    n_tokens, plain = dict[tuple[tuple[int, ...], int], int](), Decoder(model)
+
+    def count_tokens(prompt: Sequence[int], max_tokens: int, **settings: Any) -> int:
+        request = tuple(prompt), max_tokens
+        if request not in n_tokens:
+            n_tokens[request] = len(plain.generate(prompt, max_tokens, **settings).tokens)
+        return n_tokens[request]
+
+    external = [_ExternalDecoder(program.generator, count_tokens) for program in programs]
     timings = time_interleaved(
-        [*decoders, *cast("list[Decoder]", foreign)],
+        [*decoders, *cast("list[Decoder]", external)],
         holdout,
         1,
         seed,
         lambda done, total: on_event(StageProgress(done, total)),
     )
     ours = dict(zip(recipes, timings[: len(recipes)], strict=True))
+    plain_timings = ours[Recipe()]
     rows = [
-        _make_method_row(name, str(finalist.recipe), needs, ours[finalist.recipe], ours[Recipe()])
+        _make_method_row(
+            name,
+            str(finalist.recipe),
+            needs,
+            ours[finalist.recipe],
+            plain_timings,
+            finalist.predicted_speedup if finalist.recipe.drafters else None,
+        )
         for name, (finalist, needs) in candidates.items()
     ]
-    others = [
-        _make_method_row(title, name, "nothing", timing, ours[Recipe()])
-        for (name, title), timing in zip(
-            EXTERNAL_SYSTEMS.items(), timings[len(recipes) :], strict=False
+    rows[-1:-1] = [
+        _make_method_row(
+            PROGRAM_TITLES.get(program.name, program.name),
+            program.name,
+            "nothing",
+            timing,
+            plain_timings,
         )
+        for program, timing in zip(programs, timings[len(recipes) :], strict=True)
     ]
-    return [*rows[:-1], *others, rows[-1]]
+    return rows
 
 
 def _make_method_row(
-    name: str, recipe: str, needs: str, ours: Timings, plain: Timings
+    name: str,
+    recipe: str,
+    needs: str,
+    ours: Timings,
+    plain: Timings,
+    predicted: float | None = None,
 ) -> MethodRow:
     """Return the row of a method from its timings and those of plain decoding."""
     reference = {sample.prompt_index: sample.generation.tokens for sample in plain.samples}
@@ -314,6 +379,7 @@ def _make_method_row(
         sum(sample.generation.tokens == reference[sample.prompt_index] for sample in ours.samples),
         ours.n_prompts,
         published,
+        predicted,
     )
 
 
@@ -340,21 +406,20 @@ def to_report_data(
 
 
 def to_markdown(rows: Sequence[MethodRow]) -> str:
-    """Return the table in Markdown."""
-    lines = [
-        "| method | speedup (95 %) | α | τ | β | needs | identical | as published, elsewhere |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """Return the table in Markdown. It has predictions if a row has one."""
+    with_predictions = any(row.predicted is not None for row in rows)
+    heads = ["method", "speedup (95 %)", *(["predicted"] if with_predictions else [])]
+    heads += ["α", "τ", "β", "needs", "identical", "as published, elsewhere"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
-        s, figures = (
-            row.speedup,
-            " | ".join(
-                "" if value is None else f"{value:.2f}" for value in (row.alpha, row.tau, row.beta)
-            ),
-        )
-        lines.append(
-            f"| {row.method} | {s.mean:.2f}× ({s.low:.2f}–{s.high:.2f}) | {figures} | {row.needs} "
-            "| "
-            f"{row.identical} of {row.prompts} | {row.published} |"
-        )
+        figures = [*([row.predicted] if with_predictions else []), row.alpha, row.tau, row.beta]
+        cells = [
+            row.method,
+            f"{row.speedup.mean:.2f}× ({row.speedup.low:.2f}–{row.speedup.high:.2f})",
+            *("" if value is None else f"{value:.2f}" for value in figures),
+            row.needs,
+            f"{row.identical} of {row.prompts}",
+            row.published,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -70,6 +70,14 @@ Threads = Annotated[
         "machine, else torch's choice.",
     ),
 ]
+ChatTask = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Put each prompt into the model's chat template, as chat and serve do. A task such as "
+        "chat does so without this option.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 

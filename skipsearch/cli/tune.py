@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipsearch.cli.options import (
+    ChatTask,
     Json,
     LoadOptions,
     Seed,
@@ -40,14 +41,7 @@ def tune(
     data: Annotated[
         Path | None, typer.Option(help="A .jsonl to take the task's text from.")
     ] = None,
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat",
-            help="Put each prompt into the model's chat template, as chat and serve do. A task "
-            "such as chat does so without this option.",
-        ),
-    ] = False,
+    chat: ChatTask = False,
     temperature: Annotated[
         float | None,
         typer.Option(

@@ -80,18 +80,13 @@ def calibrate(
             for shape in list_shapes(kind)
         ),
     ]
-    row_s = longest.prefill_s / longest.n_prompt
     if schedule.budget_s is None:
+        row_s = longest.prefill_s / longest.n_prompt
         limits = CalibrationLimits(DEFAULT_TEXT_S, MIN_TEXTS, choose_max_positions(row_s))
     else:
         text_s = schedule.seconds_until(TEXT_END)
-        search_s = (SEARCH_END - TEXT_END) * schedule.budget_s
         assert text_s is not None
-        limits = CalibrationLimits(
-            text_s,
-            choose_min_texts(longest, text_s),
-            choose_max_positions(row_s, JUDGING_SHARE * search_s),
-        )
+        limits = choose_limits(longest, text_s, (SEARCH_END - TEXT_END) * schedule.budget_s)
     objective = build_replay_objective(
         model, workload, on_event, settings.remeasure, shapes, limits
     )
@@ -107,13 +102,18 @@ class CalibrationLimits:
     max_positions: int = MAX_POSITIONS  # on which masks are judged
 
 
-def choose_min_texts(longest: LongestDecoding, limit_s: float) -> int:
-    """Return how many texts are written even if they take longer than the limit.
+def choose_limits(longest: LongestDecoding, text_s: float, search_s: float) -> CalibrationLimits:
+    """Return the limits that suit the time for text and for judging masks.
 
-    About as many as the limit allows: in a batch, a text takes at most half of its time alone.
+    As many texts are written even if they take longer as the time about allows: in a batch, a text
+    takes at most half of its time alone.
     """
-    text_s = longest.prefill_s + longest.n_tokens * longest.token_s
-    return max(FEWEST_TEXTS, min(MIN_TEXTS, int(2 * limit_s / text_s)))
+    seconds_per_text = longest.prefill_s + longest.n_tokens * longest.token_s
+    min_texts = max(FEWEST_TEXTS, min(MIN_TEXTS, int(2 * text_s / seconds_per_text)))
+    row_s = longest.prefill_s / longest.n_prompt
+    return CalibrationLimits(
+        text_s, min_texts, choose_max_positions(row_s, JUDGING_SHARE * search_s)
+    )
 
 
 def build_replay_objective(

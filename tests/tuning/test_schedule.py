@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skipsearch.tuning import schedule
-from skipsearch.tuning.calibration import FEWEST_TEXTS, MIN_TEXTS, choose_min_texts
+from skipsearch.tuning.calibration import FEWEST_TEXTS, MIN_TEXTS, choose_limits
 from skipsearch.tuning.events import LongestDecoding
 from skipsearch.tuning.schedule import LEAST_SHARE, RACE_END, SEARCH_END, TEXT_END, Schedule
 
@@ -48,4 +48,4 @@ def test_the_stages_follow_each_other() -> None:
 )
 def test_a_short_budget_writes_fewer_texts(limit_s: float, n_texts: int) -> None:
     ten_seconds_a_text = LongestDecoding(0.03, 1.0, n_prompt=50, n_texts=9, n_tokens=300)
-    assert choose_min_texts(ten_seconds_a_text, limit_s) == n_texts
+    assert choose_limits(ten_seconds_a_text, limit_s, 60.0).min_texts == n_texts
