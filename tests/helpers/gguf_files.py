@@ -15,6 +15,7 @@ from torch import Tensor
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
+    "ministral3": "mistral3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "phi3": "phi3",
@@ -25,6 +26,7 @@ ARCHITECTURES = {
     "arcee": "arcee",
     "hunyuan_v1_dense": "hunyuan-dense",
     "granite": "granite",
+    "granitemoe": "granitemoe",
     "glm4": "glm4",
     "smollm3": "smollm3",
     "ernie4_5": "ernie4_5",
@@ -47,7 +49,15 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
 }
-ROTATES_NEIGHBOURS = ("llama", "arcee", "granite", "granitehybrid", "smollm3")
+ROTATES_NEIGHBOURS = (
+    "llama",
+    "mistral3",
+    "arcee",
+    "granite",
+    "granitemoe",
+    "granitehybrid",
+    "smollm3",
+)
 NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 # What files have in float32 although it is no vector.
 IN_FLOAT32 = (
@@ -152,7 +162,7 @@ def write_model(
         if width := getattr(config, "shared_expert_intermediate_size", None):
             writer.add_expert_shared_feed_forward_length(width)
     _add_settings(writer, architecture, config)
-    if architecture in ("granite", "granitehybrid"):
+    if architecture in ("granite", "granitemoe", "granitehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -186,6 +196,13 @@ def _add_settings(writer: Any, architecture: str, config: Any) -> None:
     """Add what one or two architectures alone have."""
     if architecture == "gemma4":
         _add_gemma4(writer, config)
+    if architecture == "mistral3":
+        rope = config.rope_parameters
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.gguf_files import FORMATS, round_model, write_model
+from helpers.gguf_files import ARCHITECTURES, FORMATS, round_model, write_model
 
 import skipsearch as ss
 from models.tiny import new_hf_model
@@ -34,6 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"mlp_bias": False},
     "llama-tied": {},
     "mistral": {},
+    "ministral3": {},
     "qwen2": {"layer_types": None, "sliding_window": None, "use_sliding_window": False},
     "qwen3": {},
     "phi3": {"sliding_window": 8},
@@ -48,6 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "olmo3": {},
     "granite": {},
+    "granitemoe": {"intermediate_size": 32},
     "glm4": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "smollm3": {"use_sliding_window": False, "layer_types": None, "no_rope_layers": None},
     "ernie4_5": {},
@@ -448,6 +450,8 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "llama": {},
     "olmo2": {},
     "granite": {},
+    "granitemoe": {},
+    "ministral3": {},
     "glm4": {},
     "smollm3": {},
     "ernie4_5": {"use_bias": False},
@@ -458,9 +462,9 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", IN_LLAMA_CPP)
 def test_llama_cpp_computes_the_same_from_the_same_file(name: str, tmp_path: Path) -> None:
-    llama_cpp = pytest.importorskip("llama_cpp")
+    llama_cpp = pytest.importorskip("llama_cpp", minversion="0.3.36")
     path, changes = tmp_path / "model.gguf", {**WIDE, **MODELS[name], **IN_LLAMA_CPP[name]}
-    vocabulary = {"tokenizer.ggml.model": "no_vocab", f"{name.partition('-')[0]}.vocab_size": 61}
+    vocabulary = {"tokenizer.ggml.model": "no_vocab", f"{ARCHITECTURES[name]}.vocab_size": 61}
     write_model(new_hf_model(name, **changes).float(), path, metadata=vocabulary)
     theirs = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
     theirs.eval(PROMPT)

@@ -179,6 +179,19 @@ TINY: dict[str, Tiny] = {
             "attention_multiplier": 0.4,
         },
     ),
+    "granitemoe": Tiny(
+        "granitemoe",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 1.7,
+            "attention_multiplier": 0.4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+        },
+        mlp="block_sparse_moe",
+    ),
     "llama": Tiny("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-tied": Tiny("llama", {"tie_word_embeddings": True}),
     "mistral": Tiny("mistral", {"sliding_window": None}),
@@ -256,6 +269,22 @@ TINY: dict[str, Tiny] = {
             "mlp_only_layers": [1],
         },
     ),
+    # The temperature of attention changes from position 8 on.
+    "ministral3": Tiny(
+        "ministral3",
+        {
+            "head_dim": 8,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 12.0,
+                "original_max_position_embeddings": 8,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.7,
+            },
+        },
+    ),
     "seed_oss": Tiny(
         "seed_oss", {"head_dim": 8, "attention_bias": True, "attention_out_bias": True}
     ),
@@ -279,8 +308,8 @@ FUSABLE_NAMES = [name for name, tiny in TINY.items() if tiny.family in FUSABLE]
 FUSED = [f"{name}:lean" for name in FUSABLE_NAMES]
 # Of the families whose experts have no more than gate, up and down, one is enough for `make test`.
 FUSED_FAMILIES = [
-    *(name for name in FUSABLE_NAMES if name not in ("mixtral", "olmoe")),
-    *thorough("mixtral", "olmoe"),
+    *(name for name in FUSABLE_NAMES if name not in ("granitemoe", "mixtral", "olmoe")),
+    *thorough("granitemoe", "mixtral", "olmoe"),
 ]
 ADAPTED = [*TINY, *FUSED]  # every way to drive each of them
 

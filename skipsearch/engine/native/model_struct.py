@@ -98,6 +98,8 @@ class _StructBuilder:
             clamped.alpha,
             clamped.limit,
             attention.scale,
+            attention.temperature_scale,
+            attention.temperature_length,
             self._retain_sinks(attention.sinks),
             *self._build_routing(mlp.routing),
             *self._build_shared_expert(mlp.shared),

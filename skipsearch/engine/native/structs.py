@@ -60,6 +60,8 @@ class LayerStruct(ctypes.Structure):
         ("alpha", c_double),
         ("limit", c_double),
         ("scale", c_double),
+        ("temperature_scale", c_double),
+        ("temperature_length", c_double),
         ("sinks", c_void_p),
         ("router", MatrixStruct),
         *((name, c_int64) for name in ("n_experts", "experts_per_token", "normalizes")),

@@ -127,6 +127,8 @@ class HFAdapter(UnmodifiedModel):
             **(family.extra_arguments or {}),
             family.cache_argument: pass_inputs,
         }
+        if family.takes_positions:
+            args["position_ids"] = plan.positions.to(kind.device)
         mask, bias = attention_masks.with_window(plan, kind.window), None
         if family.alibi:
             args["alibi"] = attention_masks.make_alibi_bias(

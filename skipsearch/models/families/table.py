@@ -50,6 +50,7 @@ class Family:
     parallel: bool = False  # attention and MLP read the same h, and both outputs are added to it
     cache_argument: str = "past_key_values"  # the attention's name for the cache
     extra_arguments: Mapping[str, Any] | None = None  # of the attention, the same in every pass
+    takes_positions: bool = False  # the attention has an argument position_ids
     rotary_takes_type: bool = False  # rotary(h, positions, layer type), not rotary(h, positions)
     # Whether an attention module applies RoPE; None: all of them do.
     uses_rope: Callable[[Any], bool] | None = None
@@ -150,6 +151,11 @@ GENERIC_LAYER_TYPES = {
     "mlp",
 }
 
+_GRANITE = Family(
+    embed_scale_key="embedding_multiplier",
+    branch_scale_key="residual_multiplier",
+    logit_divisor_key="logits_scaling",
+)
 _GEMMA3 = replace(_SANDWICH, rotary_takes_type=True)
 
 FAMILIES: dict[str, Family] = {
@@ -207,13 +213,11 @@ FAMILIES: dict[str, Family] = {
         rotary_halves=True,
         attn_implementation="eager",  # sdpa cannot add sinks
     ),
-    "granite": Family(
-        embed_scale_key="embedding_multiplier",
-        branch_scale_key="residual_multiplier",
-        logit_divisor_key="logits_scaling",
-    ),
+    "granite": _GRANITE,
+    "granitemoe": replace(_GRANITE, mlp="block_sparse_moe"),
     "llama": Family(),
     "mistral": Family(window_layers="all"),
+    "ministral3": Family(window_layers="all", takes_positions=True),
     "mixtral": Family(window_layers="all"),
     "nemotron": Family(),
     "olmo2": _POST_NORM,

@@ -57,7 +57,9 @@ FUSABLE = frozenset(
         "glm4",
         "gpt_oss",
         "granite",
+        "granitemoe",
         "llama",
+        "ministral3",
         "mistral",
         "mixtral",
         "olmo2",
@@ -373,7 +375,15 @@ def _fuse_attention(
         module.scaling,
         order,
         module.sinks.detach() if hasattr(module, "sinks") else None,
+        *_read_temperature(config),
     )
+
+
+def _read_temperature(config: Any) -> tuple[float, float]:
+    """Return how much, and after how many positions, queries grow; (0, 1) if they do not."""
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    scale = rope.get("llama_4_scaling_beta") or 0.0
+    return float(scale), float(rope["original_max_position_embeddings"]) if scale else 1.0
 
 
 def _fuse_mlp(sublayer: SubLayer) -> MLP:

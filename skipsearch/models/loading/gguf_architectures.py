@@ -147,11 +147,14 @@ LFM2: Mapping[str, Sequence[Source]] = {
 GLM4_MOE: Mapping[str, Sequence[Source]] = {
     "mlp.gate.e_score_correction_bias": [Source(("exp_probs_b.bias",))]
 }
-GRANITE_HYBRID: Mapping[str, Sequence[Source]] = {
+GRANITE_MOE: Mapping[str, Sequence[Source]] = {
     **BY_HALVES,
+    "block_sparse_moe.router.weight": [Source(("ffn_gate_inp.weight",))],
+}
+GRANITE_HYBRID: Mapping[str, Sequence[Source]] = {
+    **GRANITE_MOE,
     "mamba.A_log": [Source(("ssm_a",), join=_log_of_negative)],
     "mamba.dt_bias": [Source(("ssm_dt.bias",))],
-    "block_sparse_moe.router.weight": [Source(("ffn_gate_inp.weight",))],
     "shared_mlp.input_linear.weight": [
         Source(("ffn_gate_shexp.weight", "ffn_up_shexp.weight")),
         Source(("ffn_gate.weight", "ffn_up.weight")),  # without experts
@@ -197,6 +200,11 @@ def _add_granite(file: GGUFFile, settings: Settings) -> None:
         settings[setting] = file.require_float(f"{_name_of(file)}.{key}", neutral, 1e-9, 1e9)
 
 
+def _add_granite_moe(file: GGUFFile, settings: Settings) -> None:
+    _add_granite(file, settings)
+    _add_mixtral(file, settings)
+
+
 def _add_glm4(file: GGUFFile, settings: Settings) -> None:
     _add_attention_bias(file, settings)
     if any(file.get("glm4.rope.dimension_sections", list, [])):
@@ -210,6 +218,23 @@ def _add_glm4(file: GGUFFile, settings: Settings) -> None:
 def _add_seed_oss(file: GGUFFile, settings: Settings) -> None:
     _add_attention_bias(file, settings)
     settings["attention_out_bias"] = "blk.0.attn_output.bias" in file.tensors
+
+
+def _add_mistral3(file: GGUFFile, settings: Settings) -> None:
+    rope = settings["rope_parameters"]
+    if rope["rope_type"] != "yarn":
+        raise GGUFError(
+            f"{file.name}: mistral3.rope.scaling.type has to be yarn; download the file again"
+        )
+    # Of equal numbers, the scale of the rotated halves is 1, as llama.cpp has it.
+    magnitude = file.require_float("mistral3.rope.scaling.yarn_log_multiplier", 1.0, 1e-9, 1e9)
+    rope |= {
+        "mscale": magnitude,
+        "mscale_all_dim": magnitude,
+        "llama_4_scaling_beta": file.require_float(
+            "mistral3.attention.temperature_scale", 0.0, 0.0, 1e3
+        ),
+    }
 
 
 def _add_ernie(file: GGUFFile, settings: Settings) -> None:
@@ -550,9 +575,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3": Architecture("gemma3_text", _add_gemma3, norms_plus_one=True),
     "gemma4": Architecture("gemma4_text", _add_gemma4, GEMMA4, layers_differ=True),
     "olmo2": Architecture("olmo2", _add_nothing),
+    "mistral3": Architecture("ministral3", _add_mistral3, BY_HALVES),
     "arcee": Architecture("arcee", _add_attention_bias, BY_HALVES),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", _add_attention_bias),
     "granite": Architecture("granite", _add_granite, BY_HALVES),
+    "granitemoe": Architecture("granitemoe", _add_granite_moe, GRANITE_MOE),
     "granitehybrid": Architecture("granitemoehybrid", _add_granite_hybrid, GRANITE_HYBRID),
     "glm4": Architecture("glm4", _add_glm4, partly_rotated=True),
     "smollm3": Architecture("smollm3", _add_attention_bias, BY_HALVES),
