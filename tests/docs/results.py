@@ -25,27 +25,12 @@ ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 METHODS = sorted((ROOT / "docs" / "results").glob("methods-*.json"))
 RECIPE_FILES = ROOT / "docs" / "results"
-TASKS = {"pycode": "continue source code", "prose": "continue documentation"}
-# Names in the files of `recipes.py`, and what the tables call them.
-RECIPES = {
-    "skip": "skip sub-layers alone",
-    "lookup": "lookup",
-    "skip, reading less": "skip, reading less",
-    "lookup, then skip, reading less": "lookup, then skip, reading less",
-    "bundled: adapted": "adapted (trained sub-layers)",
-    "bundled: lookup,adapted": "lookup, then adapted",
-}
 UNTRAINED = ("lookup", "skip, reading less", "lookup, then skip, reading less")
-PRETRAINED = {
-    "bfloat16": "recipes-smollm2-bfloat16.json",
-    "8 bits": "recipes-smollm2-8bit.json",
-    "Q4_1": "recipes-smollm2-q4_1.json",
-}  # weights of SmolLM2 -> file
 DRAFT_HEAD = {
     "bfloat16": "draft-head-smollm2-bfloat16.json",
     "8 bits": "draft-head-smollm2-8bit.json",
     "Q4_1": "draft-head-smollm2-q4_1.json",
-}  # the same, with a trained head
+}  # weights of SmolLM2 -> recipes with a trained head and without
 TASK_NAMES = {
     "gsm8k": "GSM8K",
     "humaneval": "HumanEval, greedy",
@@ -63,21 +48,10 @@ HEAD_TRAINING = "head-training-qwen1.5b.json"  # α by draft step, and the minut
 PASSES = "passes-avx2.json"  # of the same models, in their order
 
 
-def recipes(task: str) -> dict[str, Any]:
-    """What `recipes.py --out` wrote of one task, with the embedded model."""
-    return of_tasks("recipes-demo.json")[task]
-
-
 def of_tasks(file: str) -> dict[str, dict[str, Any]]:
     """The entries of a file of `recipes.py`, by task."""
     found = json.loads((RECIPE_FILES / file).read_text("utf-8"))
     return {entry["task"]: entry for entry in found["tasks"]}
-
-
-def measured(task: str) -> list[dict[str, Any]]:
-    """A row for each of RECIPES, in their order."""
-    by_name = {row["name"]: row for row in recipes(task)["rows"]}
-    return [by_name[name] for name in RECIPES]
 
 
 def speedup(row: dict[str, Any]) -> str:
@@ -87,40 +61,7 @@ def speedup(row: dict[str, Any]) -> str:
     )
 
 
-def table() -> str:
-    """Recipes against tasks, and what a token of plain decoding takes."""
-    by_task = {task: measured(task) for task in TASKS}
-    heads = [
-        f"`{task}`: {what}, {recipes(task)['prompts']} prompts" for task, what in TASKS.items()
-    ]
-    lines = ["| recipe | " + " | ".join(heads) + " |", "|---|" + "---|" * len(TASKS)]
-    lines.append(
-        "| plain | "
-        + " | ".join(
-            f"{recipes(task)['plain_ms_per_token']['mean']:.2f} ms a token" for task in TASKS
-        )
-        + " |"
-    )
-    for k, name in enumerate(RECIPES.values()):
-        lines.append(
-            f"| {name} | " + " | ".join(speedup(by_task[task][k]) for task in TASKS) + " |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def pretrained() -> str:
-    """Recipes by task and weights, with a pretrained model."""
-    names = [RECIPES[name] for name in UNTRAINED]
-    lines = [
-        f"| task, weights | prompts | plain, ms a token | {' | '.join(names)} |",
-        "|---|---|---|" + "---|" * len(names),
-    ]
-    for start, entry, _, cells in pretrained_rows(PRETRAINED, UNTRAINED):
-        lines.append(f"{start} | {entry['plain_ms_per_token']['mean']:.2f} | {cells} |")
-    return "\n".join(lines) + "\n"
-
-
-def pretrained_rows(
+def list_task_rows(
     files: Mapping[str, str], names: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, Any], dict[str, dict[str, Any]], str]]:
     """Yield (start of a line, entry, its rows by name, speedups as cells) for each task of files.
@@ -138,12 +79,12 @@ def pretrained_rows(
 def draft_head() -> str:
     """Recipes with a trained head, with a pretrained model, and those without one."""
     names = [*UNTRAINED, "mtp: mtp", "mtp: lookup,mtp"]
-    heads = [RECIPES.get(name, name.partition(": ")[2].replace(",", ", then ")) for name in names]
+    heads = [name.rpartition(": ")[2].replace(",mtp", ", then mtp") for name in names]
     lines = [
         f"| task, weights | prompts | {' | '.join(heads)} | α of the head |",
         "|---|---|" + "---|" * (len(names) + 1),
     ]
-    for start, _, by_name, cells in pretrained_rows(DRAFT_HEAD, names):
+    for start, _, by_name, cells in list_task_rows(DRAFT_HEAD, names):
         lines.append(f"{start} | {cells} | {by_name['mtp: mtp']['alpha']:.2f} |")
     return "\n".join(lines) + "\n"
 
@@ -168,12 +109,6 @@ def constraints() -> str:
         cells = ["–" if row is None else speedup(row) for row in by_task]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def picture() -> str:
-    """The embedded model's table as bars."""
-    panels = {f"{task}: {what}": measured(task) for task, what in TASKS.items()}
-    return draw_bars(panels, list(RECIPES.values()), figsize=(8.4, 2.9), most=2.9)
 
 
 def whole_answers(task: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The tables of the documents that are made from the code.
 
 A document marks the place of a table with `<!-- name -->` and `<!-- /name -->`. Run as a program,
-this rewrites them all, and the bar chart of results:
+this rewrites them all, and draws the pictures:
 
     PYTHONPATH=.:tests .venv/bin/python -m docs.tables
 """
@@ -115,14 +115,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "gguf-architectures": gguf_architectures,
     "profile-keys": reference.profile_keys,
     "request-fields": reference.request_fields,
-    "recipes": results.table,
-    "pretrained": results.pretrained,
     "draft-head": results.draft_head,
     "constraints": results.constraints,
     **{path.stem: methods(path) for path in results.METHODS},
 }
 PICTURES = {
-    "recipes.svg": results.picture,
     "whole-answers.svg": results.whole_answers_picture,
     "head-training.svg": results.head_training_picture,
 }
