@@ -183,12 +183,12 @@ def _load_gguf(
         if cached is not None:
             return cached
     loaded = open_gguf(name, number_format)
-    if (reason := why_not_fused(loaded.model, loaded.spec, loaded.family)) is not None:
-        if engine == "native":
-            raise ModelError(
-                f"the engine native cannot drive {loaded.spec.id}: {reason}; use --engine hf, "
-                "which unpacks its weights"
-            )
+    if why_not_fused(loaded.model, loaded.spec, loaded.family) is not None:
+        try:
+            return native.to_native_modules(loaded, activations, progress)
+        except native.NoCompilerError:
+            if engine == "native":
+                raise
         _warn_of_unpacking(loaded)
         return models.load_adapter(name, device, dtype, None, engine)
     if weight_cache is None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.gguf_files import ARCHITECTURES, write_model
+from helpers.gguf_files import ARCHITECTURES, round_model, write_model
 from helpers.marks import thorough
 
 import skipsearch as ss
 from models.test_gguf import check_greedy
 from models.tiny import new_random_model
+from skipsearch.decoding import Decoder
 from skipsearch.drafters.mtp.shipped import load_head_of, ships_loadable_head
+from skipsearch.engine import native
 from skipsearch.errors import ModelError, ModuleError, UnpackedWeightsWarning
 from skipsearch.models.loading import gguf_model
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
@@ -185,16 +187,54 @@ def test_drafts_change_no_token(name: str, tmp_path: Path) -> None:
     check_greedy(model, PROMPT, greedy)
 
 
-def test_the_fastest_engine_that_can_is_taken_and_the_price_of_unpacking_is_named(
-    tmp_path: Path,
+@pytest.mark.parametrize("name", DECODED)
+def test_matrices_stay_in_their_blocks_and_drafts_change_no_token(
+    name: str, tmp_path: Path
 ) -> None:
+    path, reference = str(tmp_path / "m.gguf"), round_model(make_model(name), "Q8_0")
+    write_model(make_model(name), tmp_path / "m.gguf", "Q8_0")
+    greedy = reference.generate(
+        torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, eos_token_id=-1
+    )[0, len(PROMPT) :].tolist()
+    options: dict[str, Any] = {"device": "cpu", "engine": "native", "dtype": "float32"}
+    check_greedy(ss.load_model(path, activations="float", **options), PROMPT, greedy)
+    rounded = ss.load_model(path, **options)
+    assert rounded.spec.engine == "native"
+    assert rounded.spec.quantization == "gguf-q8_0+int16"
+    check_greedy(rounded, PROMPT, Decoder(rounded).generate(PROMPT, 24, ignore_eos=True).tokens)
+    unpacked = ss.load_model(path, device="cpu", engine="hf", dtype="float32")
+    assert rounded.weight_bytes < 0.6 * unpacked.weight_bytes
+
+
+def test_without_a_compiler_weights_are_unpacked_and_the_price_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(progress: object) -> None:
+        raise native.NoCompilerError("the engine native needs a C++ compiler: install g++")
+
     write_model(make_model("lfm2"), tmp_path / "m.gguf", "Q8_0")
+    path = str(tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match=r"the engine lean cannot drive m: .* --engine hf"):
+        ss.load_model(path, device="cpu", engine="lean")
+    monkeypatch.setattr(native, "load_or_build", build)
     with pytest.warns(UnpackedWeightsWarning, match="m is run by the engine hf, .* float32, "):
-        model = ss.load_model(str(tmp_path / "m.gguf"), device="cpu", dtype="float32")
+        model = ss.load_model(path, device="cpu", dtype="float32")
     assert model.spec.engine == "hf"
-    for engine in ("native", "lean"):
-        with pytest.raises(ModelError, match=f"the engine {engine} cannot drive m: .* --engine hf"):
-            ss.load_model(str(tmp_path / "m.gguf"), device="cpu", engine=engine)
+    with pytest.raises(ModelError, match="needs a C\\+\\+ compiler: install"):
+        ss.load_model(path, device="cpu", engine="native")
+
+
+def test_experts_of_other_sizes_than_panels_are_unpacked(tmp_path: Path) -> None:
+    family, changes = MODELS["lfm2_moe"]
+    reference = new_random_model(family, **{**changes, "moe_intermediate_size": 24}).float()
+    write_model(reference, tmp_path / "m.gguf")
+    model: Any = ss.load_model(str(tmp_path / "m.gguf"), device="cpu", dtype="float32")
+    kinds = {type(m).__name__ for m in model.model.modules() if type(m).__name__.endswith("xperts")}
+    assert kinds == {"Lfm2MoeExperts"}
+    greedy = reference.generate(
+        torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, eos_token_id=-1
+    )[0, len(PROMPT) :].tolist()
+    check_greedy(model, PROMPT, greedy)
 
 
 def test_a_draft_head_after_the_last_layer_is_left_out(

@@ -17,12 +17,16 @@ from skipsearch.engine.native.build import (
     load_or_build,
 )
 from skipsearch.engine.native.native_adapter import NativeAdapter
-from skipsearch.engine.native.repack import repack_weights, why_not_native
+from skipsearch.engine.native.packed_modules import pack_stored_modules
+from skipsearch.engine.native.panels import PanelPacker
+from skipsearch.engine.native.repack import repack_weights, warn_if_threads_spin, why_not_native
 from skipsearch.engine.native.rounded import round_matrices_when_read
 from skipsearch.engine.native.structs import PANEL_ROWS
 from skipsearch.engine.native.weight_cache import WeightCache
 from skipsearch.errors import EngineFallbackWarning, ModelError, UnpackedWeightsWarning
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
+from skipsearch.models.adapter import ModelAdapter
+from skipsearch.models.check import check_against
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
 from skipsearch.models.loading.loaded_model import LoadedModel
@@ -33,11 +37,13 @@ from skipsearch.models.stored_linear import list_stored_matrices
 
 __all__ = [
     "NativeAdapter",
+    "NoCompilerError",
     "WeightCache",
     "cached_library",
     "prebuild",
     "to_native",
     "to_native_if_built",
+    "to_native_modules",
     "to_native_quantized",
     "to_native_stored",
     "why_not_native",
@@ -136,6 +142,43 @@ def to_native_stored(
             library.sha256,
         )
     model.use_activations(activations)
+    return model
+
+
+def to_native_modules(
+    loaded: LoadedModel,
+    activations: str = DEFAULT_ACTIVATIONS,
+    progress: BuildProgress = lambda done, total: None,
+) -> ModelAdapter:
+    """Return a model that transformers computes, with products of matrices by the kernels.
+
+    It is for models whose layers are not fused. Matrices keep the numbers with which they are
+    stored. Inputs are rounded to int16 instead of int8, because modules of transformers compute a
+    row otherwise in the last bit if a pass has more rows, and a coarse rounding would make such a
+    difference larger.
+    The model is checked against its own forward, whose modules read each matrix when they need it.
+    Raises: ModelError if it computes something else, or if memory runs out; NoCompilerError.
+    """
+    from skipsearch.models.loading.loader import make_adapter
+    from skipsearch.models.reference import record_reference
+    from skipsearch.models.stored_checks import load_check_result, save_check_result
+
+    if activations == "int8":
+        activations = "int16"
+    name = name_with_activations(str(loaded.spec.quantization), activations)
+    spec = replace(loaded.spec, quantization=name)
+    _warn_of_unpacked_weights(loaded)
+    _refuse_what_does_not_fit(loaded)
+    library = load_or_build(progress)
+    warn_if_threads_spin()
+    checked_spec = replace(spec, engine="native")
+    is_known = load_check_result(checked_spec, library.sha256) is not None
+    reference = None if is_known else record_reference(loaded.model, spec)
+    pack_stored_modules(loaded.model, PanelPacker(library, spec.dtype, activations))
+    model = make_adapter(loaded.model, spec, loaded.family, loaded.tokenizer, "hf")
+    model.spec = replace(model.spec, engine="native")
+    if reference is not None:
+        save_check_result(checked_spec, check_against(model, reference), library.sha256)
     return model
 
 

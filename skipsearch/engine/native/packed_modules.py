@@ -1,0 +1,176 @@
+"""Modules of transformers whose matrices the kernels multiply in the formats of a GGUF file.
+
+A model whose layers no engine has fused runs as transformers computes it. Its matrices need not be
+unpacked for that: each is packed in panels, and its module calls the kernel of a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skipsearch.engine.native.panels import PanelLinear, PanelPacker
+from skipsearch.engine.native.structs import PANEL_ROWS
+from skipsearch.models.experts import experts_first_order
+from skipsearch.models.fused.linear import StoredFusedLinear
+from skipsearch.models.stored_linear import StoredEmbedding, StoredExperts, StoredLinear
+
+
+class PackedLinear(nn.Module):
+    """An `nn.Linear` whose weight is in panels.
+
+    columns: the input for each column of the panels; None: the same order.
+    """
+
+    def __init__(self, matrix: PanelLinear, columns: Tensor | None = None):
+        super().__init__()
+        self.out_features, self.in_features = matrix.shape
+        self.panels = nn.Parameter(matrix.weight, requires_grad=False)  # counts as memory
+        self.matrix, self.columns = matrix, columns
+
+    @property
+    def weight(self) -> Tensor:
+        """An empty tensor, for code that asks for the weight's dtype or device."""
+        return torch.empty(0, dtype=self.matrix.dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.matrix.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply [..., in] to [..., out]."""
+        return _multiply(self.matrix, x if self.columns is None else x[..., self.columns])
+
+
+class FileEmbedding(nn.Module):
+    """An embedding whose rows are read from the file, which the system keeps in memory."""
+
+    def __init__(self, stored: StoredEmbedding):
+        super().__init__()
+        table = stored.table
+        self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
+        self.padding_idx, self.embed_scale = table.padding_idx, stored.embed_scale
+        self.matrix, self.dtype = stored.matrix, stored.dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """An empty tensor, for code that asks for the weight's dtype or device."""
+        return torch.empty(0, dtype=self.dtype)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the rows of tokens, [...] -> [..., H]."""
+        rows = self.matrix.dequantize_rows(tokens.flatten()).to(self.dtype)
+        rows = rows.view(*tokens.shape, -1)
+        scale = self.embed_scale
+        return rows if scale is None else rows * torch.as_tensor(scale).to(self.dtype)
+
+
+class PackedExperts(nn.Module):
+    """The experts of a layer, each of whose matrices is a part of one matrix in panels."""
+
+    def __init__(self, module: Any, gate_up: PanelLinear, down: PanelLinear):
+        """Make the module. module: what it replaces, which keeps biases and the activation."""
+        super().__init__()
+        self.num_experts = len(module.gate_up_proj)
+        # One entry for each expert, from which the size of an expert is known.
+        self.panels = nn.ParameterList(
+            nn.Parameter(matrix.weight.view(self.num_experts, -1), requires_grad=False)
+            for matrix in (gate_up, down)
+        )
+        self._gate_up, self._down = gate_up, down
+        self._apply_gate: Callable[[Tensor], Tensor] = module._apply_gate
+        self._biases = (
+            (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else None
+        )
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Run the chosen experts: hidden [N, H]; chosen, weights [N, k] -> [N, H]."""
+        result = torch.zeros_like(hidden)
+        for expert in chosen.unique().tolist():
+            rows, places = (chosen == expert).nonzero(as_tuple=True)
+            gate_up = _multiply(self._part(self._gate_up, expert), hidden[rows])
+            if self._biases is not None:
+                gate_up = gate_up + self._biases[0][expert]
+            out = _multiply(self._part(self._down, expert), self._apply_gate(gate_up))
+            if self._biases is not None:
+                out = out + self._biases[1][expert]
+            result.index_add_(0, rows, (out * weights[rows, places, None]).to(result.dtype))
+        return result
+
+    def _part(self, matrix: PanelLinear, expert: int) -> PanelLinear:
+        """Return the matrix of an expert, which shares the memory of all."""
+        n_rows = matrix.shape[0] // self.num_experts
+        n_panels = n_rows // PANEL_ROWS
+        kinds = matrix.kinds[expert * n_panels : (expert + 1) * n_panels]
+        return replace(
+            matrix,
+            weight=matrix.weight.view(self.num_experts, -1)[expert],
+            kinds=kinds,
+            shape=(n_rows, matrix.shape[1]),
+            _structs=None,
+        )
+
+
+def pack_stored_modules(model: nn.Module, packer: PanelPacker) -> None:
+    """Replace the modules that read matrices from a file by packed ones.
+
+    Experts whose sizes are no multiples of a panel are unpacked.
+    """
+    for parent, name, module in list(_list_stored(model)):
+        setattr(parent, name, _pack(module, packer))
+
+
+def set_activations(model: nn.Module, activations: str) -> None:
+    """Set how the inputs of packed matrices are rounded. activations: one of ACTIVATIONS."""
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            module.matrix = replace(module.matrix, activations=activations)
+        elif isinstance(module, PackedExperts):
+            module._gate_up = replace(module._gate_up, activations=activations)
+            module._down = replace(module._down, activations=activations)
+
+
+def _list_stored(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yield (parent, name, module) of each module that reads matrices from a file."""
+    for parent in model.modules():
+        for name, module in parent.named_children():
+            if isinstance(module, StoredLinear | StoredEmbedding | StoredExperts):
+                yield parent, name, module
+
+
+def _pack(module: nn.Module, packer: PanelPacker) -> nn.Module:
+    if isinstance(module, StoredEmbedding):
+        return FileEmbedding(module)
+    if isinstance(module, StoredLinear):
+        matrix: Any = module.matrix
+        columns = matrix.column_order
+        if columns is not None:  # blocks cannot be reordered, and inputs can
+            matrix, columns = replace(matrix, column_order=None), columns.argsort()
+        fused = StoredFusedLinear((matrix,), module.bias, module.dtype)
+        return PackedLinear(packer.pack(fused), columns)
+    assert isinstance(module, StoredExperts)
+    n_experts = len(module.module.gate_up_proj)
+    gate_up = StoredFusedLinear(module.gate_up, None, module.dtype, _place_rows(module))
+    down = StoredFusedLinear((module.down,), None, module.dtype)
+    if any(matrix.shape[0] // n_experts % PANEL_ROWS for matrix in (gate_up, down)):
+        return module.unpack()
+    packed = PackedExperts(module.module, packer.pack(gate_up), packer.pack(down))
+    kinds = {*packed._gate_up.kinds}, {*packed._down.kinds}
+    return module.unpack() if any(len(each) > 1 for each in kinds) else packed
+
+
+def _place_rows(experts: StoredExperts) -> Tensor:
+    """Return the row of the file for each row of [E · 2 · I, H], as the module has them."""
+    places = experts_first_order(experts.module)
+    rows = torch.empty_like(places)
+    rows[places] = torch.arange(len(places)) if experts.order is None else experts.order
+    return rows
+
+
+def _multiply(matrix: PanelLinear, x: Tensor) -> Tensor:
+    flat = x.reshape(-1, x.shape[-1]).to(matrix.dtype)
+    return matrix(flat).view(*x.shape[:-1], matrix.shape[0]).to(x.dtype)
