@@ -128,11 +128,15 @@ def _describe_engine(model: ModelAdapter) -> str:
     from skipsearch.engine import is_native_allowed
     from skipsearch.engine.native import why_unavailable
     from skipsearch.models.families.hf_adapter import HFAdapter
+    from skipsearch.models.families.unmodified import UnmodifiedModel
     from skipsearch.models.fused.fused_adapter import FusedAdapter, why_not_fusable
     from skipsearch.models.generic.generic_adapter import GenericAdapter
 
     if model.spec.engine == "native":  # the only engine for weights in blocks
-        return NATIVE
+        is_whole = not isinstance(model, UnmodifiedModel)
+        return (
+            NATIVE if is_whole else f"{NATIVE} for matrices, modules of transformers for the rest"
+        )
     if isinstance(model, GenericAdapter):
         return (
             f"hf: {model.spec.family} models have no row in the table of families, so their own "

@@ -15,7 +15,8 @@ from skipsearch.models.memory import memory_errors_reported
 ENGINES: dict[str, str] = {
     "hf": "the unmodified Hugging Face modules, any family",
     "lean": "fused weights and a few kernels a sub-layer, Llama-shaped families",
-    "native": "one call of C++ a pass over the weights of lean, built once for this CPU",
+    "native": "one call of C++ a pass over the weights of lean, built once for this CPU; "
+    "in GGUF files of other families, products of matrices",
     "graph": "lean, its passes recorded once as CUDA graphs",
 }
 

@@ -56,8 +56,8 @@ def gguf_architectures() -> str:
     native = {name for name, row in ARCHITECTURES.items() if row.model_type in FUSABLE}
     others = {*gguf.MODEL_ARCH_NAMES.values()} - {*ARCHITECTURES}
     rows = {
-        "`native`": native,
-        "`hf`, with unpacked weights": {*ARCHITECTURES} - native,
+        "`native` alone": native,
+        "`native`, with modules of transformers": {*ARCHITECTURES} - native,
         "one of these, and compared with llama.cpp": {
             WRITTEN[name.partition("-")[0]] for name in compared
         },

@@ -70,18 +70,18 @@ class FileEmbedding(nn.Module):
 
 
 class PackedExperts(nn.Module):
-    """The experts of a layer, each of whose matrices is a part of one matrix in panels."""
+    """The experts of a layer, whose matrices are parts of two in panels."""
 
     def __init__(self, module: Any, gate_up: PanelLinear, down: PanelLinear):
         """Make the module. module: what it replaces, which keeps biases and the activation."""
         super().__init__()
-        self.num_experts = len(module.gate_up_proj)
+        n_experts = len(module.gate_up_proj)
         # One entry for each expert, from which the size of an expert is known.
         self.panels = nn.ParameterList(
-            nn.Parameter(matrix.weight.view(self.num_experts, -1), requires_grad=False)
+            nn.Parameter(matrix.weight.view(n_experts, -1), requires_grad=False)
             for matrix in (gate_up, down)
         )
-        self._gate_up, self._down = gate_up, down
+        self._gate_up, self._down = _split(gate_up, n_experts), _split(down, n_experts)
         self._apply_gate: Callable[[Tensor], Tensor] = module._apply_gate
         self._biases = (
             (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else None
@@ -92,27 +92,29 @@ class PackedExperts(nn.Module):
         result = torch.zeros_like(hidden)
         for expert in chosen.unique().tolist():
             rows, places = (chosen == expert).nonzero(as_tuple=True)
-            gate_up = _multiply(self._part(self._gate_up, expert), hidden[rows])
+            gate_up = _multiply(self._gate_up[expert], hidden[rows])
             if self._biases is not None:
                 gate_up = gate_up + self._biases[0][expert]
-            out = _multiply(self._part(self._down, expert), self._apply_gate(gate_up))
+            out = _multiply(self._down[expert], self._apply_gate(gate_up))
             if self._biases is not None:
                 out = out + self._biases[1][expert]
             result.index_add_(0, rows, (out * weights[rows, places, None]).to(result.dtype))
         return result
 
-    def _part(self, matrix: PanelLinear, expert: int) -> PanelLinear:
-        """Return the matrix of an expert, which shares the memory of all."""
-        n_rows = matrix.shape[0] // self.num_experts
-        n_panels = n_rows // PANEL_ROWS
-        kinds = matrix.kinds[expert * n_panels : (expert + 1) * n_panels]
-        return replace(
+
+def _split(matrix: PanelLinear, n_parts: int) -> list[PanelLinear]:
+    """Return parts of as many whole panels each, which share the memory of the matrix."""
+    n_rows, n_panels = matrix.shape[0] // n_parts, len(matrix.kinds) // n_parts
+    memory = matrix.weight.view(n_parts, -1)
+    return [
+        replace(
             matrix,
-            weight=matrix.weight.view(self.num_experts, -1)[expert],
-            kinds=kinds,
+            weight=memory[i],
+            kinds=matrix.kinds[i * n_panels : (i + 1) * n_panels],
             shape=(n_rows, matrix.shape[1]),
-            _structs=None,
         )
+        for i in range(n_parts)
+    ]
 
 
 def pack_stored_modules(model: nn.Module, packer: PanelPacker) -> None:
@@ -122,16 +124,6 @@ def pack_stored_modules(model: nn.Module, packer: PanelPacker) -> None:
     """
     for parent, name, module in list(_list_stored(model)):
         setattr(parent, name, _pack(module, packer))
-
-
-def set_activations(model: nn.Module, activations: str) -> None:
-    """Set how the inputs of packed matrices are rounded. activations: one of ACTIVATIONS."""
-    for module in model.modules():
-        if isinstance(module, PackedLinear):
-            module.matrix = replace(module.matrix, activations=activations)
-        elif isinstance(module, PackedExperts):
-            module._gate_up = replace(module._gate_up, activations=activations)
-            module._down = replace(module._down, activations=activations)
 
 
 def _list_stored(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
@@ -158,9 +150,10 @@ def _pack(module: nn.Module, packer: PanelPacker) -> nn.Module:
     down = StoredFusedLinear((module.down,), None, module.dtype)
     if any(matrix.shape[0] // n_experts % PANEL_ROWS for matrix in (gate_up, down)):
         return module.unpack()
-    packed = PackedExperts(module.module, packer.pack(gate_up), packer.pack(down))
-    kinds = {*packed._gate_up.kinds}, {*packed._down.kinds}
-    return module.unpack() if any(len(each) > 1 for each in kinds) else packed
+    matrices = packer.pack(gate_up), packer.pack(down)
+    if any(len({*matrix.kinds}) > 1 for matrix in matrices):  # parts would differ in size
+        return module.unpack()
+    return PackedExperts(module.module, *matrices)
 
 
 def _place_rows(experts: StoredExperts) -> Tensor:
