@@ -53,7 +53,7 @@ def test_features_that_no_rollback_can_undo_are_refused_in_known_families_too() 
 
 
 def test_a_family_without_a_row_is_read_from_the_model_itself() -> None:
-    family = family_of(AutoConfig.for_model("granitemoe"))
+    family = family_of(AutoConfig.for_model("granitemoeshared"))
     assert family.is_generic
     assert not any(row.is_generic for row in FAMILIES.values())
     assert (

@@ -37,7 +37,7 @@ def own(family: str) -> GenericAdapter:
         ("bloom", "by structure: layers at transformer.h, attention self_attention, MLP mlp"),
         ("biogpt", "by structure: layers at biogpt.layers, attention self_attn, MLP fc1, fc2"),
         (
-            "granitemoe",
+            "granitemoeshared",
             "by structure: layers at model.layers, attention self_attn, MLP block_sparse_moe",
         ),
     ],

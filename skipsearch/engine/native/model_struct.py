@@ -98,12 +98,15 @@ class _StructBuilder:
             clamped.alpha,
             clamped.limit,
             attention.scale,
-            attention.temperature_scale,
-            attention.temperature_length,
+            self._retain_factors(attention.query_factors),
+            attention.query_period,
             self._retain_sinks(attention.sinks),
             *self._build_routing(mlp.routing),
             *self._build_shared_expert(mlp.shared),
         )
+
+    def _retain_factors(self, factors: Tensor | None) -> int | None:
+        return None if factors is None else self._retain(factors.double()).data_ptr()
 
     def _retain_sinks(self, sinks: Tensor | None) -> int | None:
         if sinks is None:

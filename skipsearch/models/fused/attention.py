@@ -39,9 +39,10 @@ class Attention:
     order: Tensor | None = None
     # [heads]: a score of each head that only adds to the sum of its softmax; None: there is none.
     sinks: Tensor | None = None
-    # Queries are multiplied by 1 + scale · log(1 + ⌊position / length⌋), as in Llama 4.
-    temperature_scale: float = 0.0
-    temperature_length: float = 1.0
+    # [periods] float32: queries are multiplied by entry ⌊position / period⌋, as in Llama 4; None:
+    # they are not.
+    query_factors: Tensor | None = None
+    query_period: int = 1
 
     def __call__(self, h: Tensor, cache: KVCache, inputs: PassInputs) -> Tensor:
         """Run the sub-layer: [B, T, H] -> [B, T, H]."""
@@ -50,17 +51,13 @@ class Attention:
         q, k, v = self.project_heads(
             flat if self.norm is None else self.norm(flat), b, t, *inputs.rotary(self.kind)
         )
-        if self.temperature_scale:
-            q = q * self._query_factors(inputs.plan.positions).to(q.dtype)
+        if self.query_factors is not None:
+            factors = self.query_factors[inputs.plan.positions // self.query_period]
+            q = q * factors[:, None, :, None].to(q.dtype)
         keys, values = cache.write(self.index, k, v, inputs.plan)
         attended = self._attend(q, keys, values, inputs)
         branch = attended.transpose(1, 2).reshape(b * t, self.heads * self.head_dim)
         return self.add_residual(flat, branch).view(b, t, width)
-
-    def _query_factors(self, positions: Tensor) -> Tensor:
-        """Return what queries are multiplied by: [B, T] -> [B, 1, T, 1]."""
-        periods = torch.floor(positions / self.temperature_length)
-        return (1 + self.temperature_scale * torch.log(1 + periods))[:, None, :, None]
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, inputs: PassInputs) -> Tensor:
         """Attend: q [B, heads, T, D] to keys and values [B, kv_heads, n_keys, D]."""

@@ -375,15 +375,18 @@ def _fuse_attention(
         module.scaling,
         order,
         module.sinks.detach() if hasattr(module, "sinks") else None,
-        *_read_temperature(config),
+        *_read_query_factors(config, device),
     )
 
 
-def _read_temperature(config: Any) -> tuple[float, float]:
-    """Return how much, and after how many positions, queries grow; (0, 1) if they do not."""
+def _read_query_factors(config: Any, device: torch.device) -> tuple[Tensor | None, int]:
+    """Return the `query_factors` and the `query_period` of an `Attention`."""
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    scale = rope.get("llama_4_scaling_beta") or 0.0
-    return float(scale), float(rope["original_max_position_embeddings"]) if scale else 1.0
+    if not (scale := rope.get("llama_4_scaling_beta")):
+        return None, 1
+    period = int(rope["original_max_position_embeddings"])
+    periods = torch.arange(-(-config.max_position_embeddings // period), device=device)
+    return 1 + scale * torch.log(1 + periods), period
 
 
 def _fuse_mlp(sublayer: SubLayer) -> MLP:

@@ -52,8 +52,9 @@ struct Layer {
     int64_t activation;            // Activation
     double alpha, limit;           // of CLAMPED_SWIGLU
     double scale;                  // of attention scores
-    double temperature_scale;      // queries after `temperature_length` positions are multiplied
-    double temperature_length;     // by 1 + temperature_scale * log(1 + floor(position / length))
+    const double *query_factors;   // by which queries are multiplied, at `position / query_period`;
+                                   // null: by none
+    int64_t query_period;
     const void *sinks;             // [heads], float (double for F64): a score of each head that
                                    // only adds to the sum of the softmax; null: none
     Matrix router;                 // [n_experts, hidden_size]

@@ -1,8 +1,6 @@
 // The forward pass: what each thread does between barriers. Shared memory is written by one thread
 // and read by others after the next barrier.
 #pragma once
-#include <cmath>
-
 #include "attention.h"
 #include "layer_ops.h"
 #include "kernels.h"
@@ -247,13 +245,6 @@ template <class T> class ForwardPass {
         add_to_residual(ctx, layer.out, layer.attn_post_norm, r, rows);
     }
 
-    // Returns what a row's queries are multiplied by.
-    static double query_factor(const Layer &layer, int64_t position) {
-        if (!layer.temperature_scale || position < layer.temperature_length) return 1;
-        const double periods = std::floor((double)position / layer.temperature_length);
-        return 1 + layer.temperature_scale * std::log(1 + periods);
-    }
-
     // Applies norms and the rotary embedding to a row's queries and keys, in place, and writes its
     // keys and values to its slot. row: [heads + 2 * kv_heads, head_dim].
     void rotate_and_store_kv(const Layer &layer, int64_t index, int64_t r, A *row) {
@@ -265,8 +256,9 @@ template <class T> class ForwardPass {
         const A *sin = (const A *)table.sin + position(r) * table.width;
         for (int64_t n = 0; n < layer.heads + layer.kv_heads; ++n)
             apply_rope<A>(row + n * width, cos, sin, table.width);
-        if (const A factor = (A)query_factor(layer, position(r)); factor != 1)
-            for (int64_t i = 0; i < layer.heads * width; ++i) row[i] *= factor;
+        if (layer.query_factors)
+            for (int64_t i = 0; i < layer.heads * width; ++i)
+                row[i] *= (A)layer.query_factors[position(r) / layer.query_period];
         for (int64_t n = 0; n < layer.kv_heads; ++n) {
             const int64_t offset = ((b * layer.kv_heads + n) * args.capacity + slot(r)) * width;
             const A *k = row + (layer.heads + n) * width, *v = k + layer.kv_heads * width;
