@@ -30,6 +30,7 @@ from options import load_chosen_model, make_parser
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.recipe import Recipe
 from skipsearch.decoding import Decoder
+from skipsearch.decoding.draft_models import load_draft_models
 from skipsearch.drafters.exits import make_exit
 from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models.adapter import ModelAdapter
@@ -162,6 +163,7 @@ def measure(
     """Return a row for each winner, the fastest first. Equal recipes are measured once."""
     recipes = [recipe for _, recipe, _ in winners]
     distinct = [recipe for i, recipe in enumerate(recipes) if recipe not in recipes[:i]]
+    _draft_models = [load_draft_models(recipe, model) for recipe in distinct]
     decoders = [Decoder(model), *(Decoder(model, recipe) for recipe in distinct)]
     plain, *measured = time_interleaved(decoders, holdout, repeats, seed)
     timings = [measured[distinct.index(recipe)] for recipe in recipes]
