@@ -65,7 +65,7 @@ from skipsearch.tuning.search_loop import Search
 from skipsearch.tuning.trained_candidates import TrainedCandidates
 
 DEFAULT_SEARCH_S = 30.0  # of each searcher, and of each race
-TEXT_SHARE = 2.0  # of that time, for the text that all of them use
+TEXT_RATIO = 2.0  # of the time of the text that all of them use to that time
 # Searchers that are measured as offline searches, with the speedup that their paper reports.
 OFFLINE_SEARCHERS = {
     "clasp": "",
@@ -157,7 +157,7 @@ def compare_methods(
     calibration = make_workload(model, task, task.calibration)
     on_event(StageStarted("writing reference text: the model continues calibration prompts"))
     longest = estimate_longest_decoding(model, calibration, len(task.holdout))
-    limits = choose_limits(longest, TEXT_SHARE * search_s, search_s)
+    limits = choose_limits(longest, TEXT_RATIO * search_s, search_s)
     objective = build_replay_objective(model, calibration, on_event, shapes=shapes, limits=limits)
     calibration = calibration.head(len(objective.replay.texts))
     n_racers = int(search_s / (MIN_COMPARED_PROMPTS * predict_text_s(objective, longest))) or 1

@@ -136,3 +136,4 @@ def test_an_unknown_program_is_refused_before_the_model_is_loaded(
     code, _, shown = run_in_process(capsys, monkeypatch, "bench", "methods", *options)
     assert code == 2
     assert "--programs has ollama; it knows hf-generate" in " ".join(shown.split())
+    assert set(bench_methods.PROGRAMS) == set(table.PROGRAM_TITLES)

@@ -21,7 +21,7 @@ from skipsearch.engine.native.packed_modules import pack_stored_modules
 from skipsearch.engine.native.panels import PanelPacker
 from skipsearch.engine.native.repack import repack_weights, warn_if_threads_spin, why_not_native
 from skipsearch.engine.native.rounded import round_matrices_when_read
-from skipsearch.engine.native.structs import PANEL_ROWS
+from skipsearch.engine.native.structs import DTYPE_CODES, PANEL_ROWS
 from skipsearch.engine.native.weight_cache import WeightCache
 from skipsearch.errors import EngineFallbackWarning, ModelError, UnpackedWeightsWarning
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
@@ -157,7 +157,8 @@ def to_native_modules(
     row otherwise in the last bit if a pass has more rows, and a coarse rounding would make such a
     difference larger.
     The model is checked against its own forward, whose modules read each matrix when they need it.
-    Raises: ModelError if it computes something else, or if memory runs out; NoCompilerError.
+    Raises: ModelError if the kernels do not know its dtype, if it computes something else, or if
+    memory runs out; NoCompilerError.
     """
     from skipsearch.models.loading.loader import make_adapter
     from skipsearch.models.reference import record_reference
@@ -167,18 +168,30 @@ def to_native_modules(
         activations = "int16"
     name = name_with_activations(str(loaded.spec.quantization), activations)
     spec = replace(loaded.spec, quantization=name)
+    if spec.dtype_name not in DTYPE_CODES:
+        raise ModelError(
+            f"the engine native computes in {', '.join(DTYPE_CODES)}, and not in "
+            f"{spec.dtype_name}: use another --dtype, or --engine hf"
+        )
     _warn_of_unpacked_weights(loaded)
     _refuse_what_does_not_fit(loaded)
     library = load_or_build(progress)
     warn_if_threads_spin()
     checked_spec = replace(spec, engine="native")
     is_known = load_check_result(checked_spec, library.sha256) is not None
-    reference = None if is_known else record_reference(loaded.model, spec)
-    pack_stored_modules(loaded.model, PanelPacker(library, spec.dtype, activations))
-    model = make_adapter(loaded.model, spec, loaded.family, loaded.tokenizer, "hf")
-    model.spec = replace(model.spec, engine="native")
-    if reference is not None:
-        save_check_result(checked_spec, check_against(model, reference), library.sha256)
+    with memory_errors_reported(
+        spec.device,
+        lambda free: (
+            f"{spec.id} ran out of memory while the engine native packed its matrices, and this "
+            f"machine has {in_gb(free)} free"
+        ),
+    ):
+        reference = None if is_known else record_reference(loaded.model, spec)
+        pack_stored_modules(loaded.model, PanelPacker(library, spec.dtype, activations))
+        model = make_adapter(loaded.model, spec, loaded.family, loaded.tokenizer, "hf")
+        model.spec = replace(model.spec, engine="native")
+        if reference is not None:
+            save_check_result(checked_spec, check_against(model, reference), library.sha256)
     return model
 
 
