@@ -230,9 +230,7 @@ def test_without_a_compiler_weights_are_unpacked_and_the_price_is_named(
 
 def test_a_dtype_without_kernels_is_refused(tmp_path: Path) -> None:
     write_model(make_model("lfm2"), tmp_path / "m.gguf", "Q8_0")
-    with pytest.raises(
-        ModelError, match="and not in float16: use another --dtype"
-    ):
+    with pytest.raises(ModelError, match="and not in float16: use another --dtype"):
         ss.load_model(str(tmp_path / "m.gguf"), device="cpu", dtype="float16")
 
 
