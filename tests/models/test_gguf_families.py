@@ -317,7 +317,8 @@ def test_metadata_that_fit_no_model_are_refused(case: str, tmp_path: Path) -> No
     assert "\n" not in str(error.value)
 
 
-# Those that the newest llama-cpp-python reads, and what it does not: norms of few layers' queries.
+# Those that llama-cpp-python 0.3.36 reads, and what it does not: norms of few layers' queries. Of
+# Gemma 4 with experts its logits differ by 4 % of their deviation, for an unknown reason.
 IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "gemma2": {},
     "cohere": {"use_qk_norm": False},
@@ -329,24 +330,35 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "glm4_moe": {},
     "granitemoehybrid": {},
     "granitemoehybrid-dense": {},
+    "gemma4_text": {},
+    "lfm2_moe": {},
+    "qwen3_next": {},
+    "qwen3_5_text": {},
+    "qwen3_5_moe_text": {},
 }
+# What files have for images, and llama.cpp asks for.
+SECTIONS = {f"{name}.rope.dimension_sections": [2, 1, 1, 0] for name in ("qwen35", "qwen35moe")}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", IN_LLAMA_CPP)
 def test_llama_cpp_computes_the_same_from_the_same_file(name: str, tmp_path: Path) -> None:
-    llama_cpp = pytest.importorskip("llama_cpp")
+    llama_cpp = pytest.importorskip("llama_cpp", minversion="0.3.36")
     family, changes = MODELS[name]
     model = new_random_model(family, **{**changes, **IN_LLAMA_CPP[name]}).float()
-    size = f"{ARCHITECTURES[model.config.model_type]}.vocab_size"
-    path = tmp_path / "model.gguf"
-    write_model(model, path, metadata={"tokenizer.ggml.model": "no_vocab", size: 61})
-    theirs = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
-    theirs.eval(PROMPT)
-    expected = torch.tensor(theirs.scores[: len(PROMPT)])
+    architecture, path = ARCHITECTURES[model.config.model_type], tmp_path / "model.gguf"
+    metadata = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": 61}
+    sections = f"{architecture}.rope.dimension_sections"
+    metadata |= {sections: SECTIONS[sections]} if sections in SECTIONS else {}
+    write_model(model, path, metadata=metadata)
+    kv = {"type_k": 0, "type_v": 0, "flash_attn": False}  # in 32 bits
+    theirs = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, verbose=False, n_threads=1, **kv)
+    text = PROMPT + PROMPT[::-1]
+    theirs.eval(text)
+    expected = torch.tensor(theirs.scores[: len(text)])
     stored = open_gguf(str(path), torch.float32).model
-    difference = (stored(torch.tensor([PROMPT])).logits[0] - expected).abs().max()
-    assert float(difference) < 1e-2 * float(expected.std())  # it has K/V in 16 bits
+    difference = (stored(torch.tensor([text])).logits[0] - expected).abs().max()
+    assert float(difference) < 1e-2 * float(expected.std())
 
 
 @pytest.mark.thorough
