@@ -192,6 +192,16 @@ def test_llama_3_files_scale_their_rotary_frequencies(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_cannot_ask_for_a_table_of_query_factors_without_end(tmp_path: Path) -> None:
+    changes = {
+        "mistral3.context_length": 1 << 30,
+        "mistral3.rope.scaling.original_context_length": 1,
+    }
+    write_model(make_model("ministral3"), tmp_path / "m.gguf", metadata=changes)
+    with pytest.raises(ModelError, match="the factor of its queries changes too often"):
+        load(tmp_path / "m.gguf", "lean")
+
+
 def test_a_split_model_is_read_from_any_of_its_parts(tmp_path: Path) -> None:
     write_model(make_model("llama"), tmp_path / "whole.gguf", "Q8_0")
     write_model(make_model("llama"), tmp_path / "part.gguf", "Q8_0", shards=8)

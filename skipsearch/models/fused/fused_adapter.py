@@ -76,6 +76,7 @@ FUSABLE = frozenset(
 )
 SubLayerT = TypeVar("SubLayerT", Attention, MLP)
 NO_ROPE = "unturned"  # layer type of layers without RoPE
+MAX_QUERY_FACTORS = 1 << 16
 
 
 def why_not_fusable(config: Any, quantization: str | None, n_devices: int) -> str | None:
@@ -96,6 +97,10 @@ def why_not_fusable(config: Any, quantization: str | None, n_devices: int) -> st
         return "its rotary angles change with the length of the text"
     if getattr(text, "clip_qkv", None) is not None:
         return "it clips queries, keys and values"
+    if rope.get("llama_4_scaling_beta"):
+        period = rope.get("original_max_position_embeddings") or 0
+        if text.max_position_embeddings > MAX_QUERY_FACTORS * period:
+            return "the factor of its queries changes too often"
     return None
 
 
