@@ -54,7 +54,8 @@ class FileEmbedding(nn.Module):
         table = stored.table
         self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
         self.padding_idx, self.embed_scale = table.padding_idx, stored.embed_scale
-        self.matrix, self.dtype = stored.matrix, stored.dtype
+        # Not as a module: its table has the size of the whole embedding, and no numbers.
+        self._read_rows, self.dtype = stored.forward, stored.dtype
 
     @property
     def weight(self) -> Tensor:
@@ -63,10 +64,7 @@ class FileEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the rows of tokens, [...] -> [..., H]."""
-        rows = self.matrix.dequantize_rows(tokens.flatten()).to(self.dtype)
-        rows = rows.view(*tokens.shape, -1)
-        scale = self.embed_scale
-        return rows if scale is None else rows * torch.as_tensor(scale).to(self.dtype)
+        return self._read_rows(tokens)
 
 
 class PackedExperts(nn.Module):
