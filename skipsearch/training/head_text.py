@@ -1,14 +1,16 @@
 """Write the text that a draft head is trained on: requests, the model's answers, their features.
 
 Requests are the user's own prompts, the instructions of the task `chat`, and requests that the
-model writes itself when its chat template begins a user turn. They come in waves, so that a
-training of any length has all kinds. An answer that a search stored already is read from the cache.
+model writes itself when its chat template begins a user turn; every other one of these begins with
+the first words of one of the prompts, so that they are of the same kinds. Requests come in waves,
+so that a training of any length has all kinds. An answer that a search stored already is read from
+the cache.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -44,14 +46,17 @@ from skipsearch.training.feature_file import FeatureFile, StoredText
 from skipsearch.tuning.events import StageProgress, StageStarted
 
 OWN_TASK = "chat"  # only its calibration split
-WAVE = 8  # texts that are written together; as many more are hardly slower, but overrun a budget
-USER_SHARE = 6  # of them, while there are prompts of the user
+WAVE = 64  # requests; those of similar length and settings are answered together
+USER_SHARE = 48  # of them, while there are prompts of the user
+OPENING_WORDS = 3  # of a prompt, with which a request begins that the model writes
 REQUEST_TOKENS = 160  # of a request that the model writes; a longer one is dropped
+FEW_TEXTS = 8  # of which windows are not longer than the longest
 MIN_ANSWER_TOKENS = 4
 MIN_GROUP_SPREAD = 32  # tokens; prompts of more than twice the length are answered later
+MAX_GROUP = 16  # prompts
 MAX_IDLE_WAVES = 3  # in a row without a new text, after which there is none to expect
 PACKED_TOKENS = 512  # rows of a window
-READINGS = 6  # times that the training reads each text, if its time allows
+READINGS = 3  # times that the training reads each text, if its time allows
 MAX_TEXT_SHARE = 0.6  # of the budget
 VALIDATION_ONE_IN, MAX_VALIDATION_TEXTS = 16, 16
 MARK = "SKIPSEARCH"  # stands for the request where the template is cut
@@ -117,6 +122,7 @@ class HeadRequests:
         self.model, self.seed, self.temperature = model, seed, temperature
         has_template = get_chat_template(model.tokenizer) is not None
         self.given, self.own = list[HeadRequest](), list[HeadRequest]()
+        self._openings = list[str]()  # of the requests that the model writes
         reads_text, sources = False, list[str]()
         if task is not None:
             self.given += self._list_prompts(task)
@@ -141,6 +147,7 @@ class HeadRequests:
         )
         random.Random(seed).shuffle(self.given)
         random.Random(seed).shuffle(self.own)
+        random.Random(seed).shuffle(self._openings)
 
     @property
     def sha256(self) -> str:
@@ -173,6 +180,8 @@ class HeadRequests:
 
     def _list_prompts(self, task: Task) -> list[HeadRequest]:
         workload = make_workload(self.model, task, task.calibration)
+        texts = (prompt.text.split(" ") for prompt in task.calibration)
+        self._openings += [" ".join(words[:OPENING_WORDS]) for words in texts]
         settings = replace(
             self._settings(workload.max_new_tokens, workload.sampling),
             end_on_repeat=workload.end_on_repeat,
@@ -213,19 +222,24 @@ class HeadRequests:
         """Return requests that the model writes where the chat template expects the user's."""
         model, tokenizer = self.model, self.model.tokenizer
         beginning = render_user_turn(tokenizer, MARK).partition(MARK)[0]
-        prompt = encode_text(tokenizer, beginning, special=False)
-        if not prompt:
-            return self.own[:0]
+        if not encode_text(tokenizer, beginning, special=False):
+            return []
+        openings = [
+            self._openings[i // 2 % len(self._openings)] if i % 2 else ""
+            for i in range(first, first + count)
+        ]
+        prompts = [encode_text(tokenizer, beginning + text, special=False) for text in openings]
         drawn = TextSettings(REQUEST_TOKENS, "loop", SamplingParams(1.0), self.seed + first)
         written = write_reference_text(
-            model, [prompt] * count, drawn, store=TextStore.open_for(model, drawn)
+            model, prompts, drawn, store=TextStore.open_for(model, drawn)
         )
         settings = self._settings(load_task(OWN_TASK).max_new_tokens, SamplingParams())
         requests = list[HeadRequest]()
-        for text in written:
+        for opening, text in zip(openings, written, strict=True):
             if text.tokens[-1] not in model.spec.eos_token_ids:
                 continue  # it did not end, or loops
-            request = tokenizer.decode(text.tokens, skip_special_tokens=True).strip()
+            ending = tokenizer.decode(text.tokens, skip_special_tokens=True)
+            request = (opening + ending).strip()
             if request:
                 tokens = encode_prompt(tokenizer, request, chat=True)
                 requests.append(HeadRequest(tuple(tokens), settings))
@@ -255,13 +269,13 @@ def collect_text(
         wanted = requests.list_wave(wave)
         if not wanted:
             break
-        texts, n_before = _answer(model, wanted), len(file.texts)
-        for text in texts:
+        n_before = len(file.texts)
+        for text in _answer(model, wanted):
             tokens = text.tokens
             if tuple(tokens) in known:
                 continue
             features = compute_features(model, tokens, top_k, text.states)
-            # The first text of a wave has the time in which all of them were written.
+            # The first text of a group has the time in which all of them were written.
             seconds, started = perf_counter() - started, perf_counter()
             file.add(StoredText(tokens, text.n_prompt, seconds, wave), features)
             known.add(tuple(tokens))
@@ -281,7 +295,7 @@ def collect_text(
         )
     aside = range(1, n_texts, VALIDATION_ONE_IN)[:MAX_VALIDATION_TEXTS]
     longest = max(len(text.tokens) for text in file.texts)
-    length = PACKED_TOKENS if n_texts > WAVE else min(PACKED_TOKENS, longest)
+    length = PACKED_TOKENS if n_texts > FEW_TEXTS else min(PACKED_TOKENS, longest)
     return Corpus(
         file.pack_windows([i for i in range(n_texts) if i not in aside], length),
         file.pack_windows(aside, length),
@@ -291,9 +305,14 @@ def collect_text(
     )
 
 
-def _answer(model: ModelAdapter, requests: Sequence[HeadRequest]) -> list[AnsweredText]:
-    """Return the texts of requests, without what follows once an answer repeats itself."""
-    texts = [AnsweredText(list(r.tokens), 0) for r in requests if r.settings is None]
+def _answer(model: ModelAdapter, requests: Sequence[HeadRequest]) -> Iterator[AnsweredText]:
+    """Yield the texts of requests, without what follows once an answer repeats itself.
+
+    They are written a group at a time, so that a budget ends between two groups.
+    """
+    for request in requests:
+        if request.settings is None:
+            yield AnsweredText(list(request.tokens), 0)
     pairs = [(r.settings, r.tokens) for r in requests if r.settings is not None]
     for settings, prompts in _group_by_length(pairs):
         store = TextStore.open_for(model, settings)
@@ -301,8 +320,7 @@ def _answer(model: ModelAdapter, requests: Sequence[HeadRequest]) -> list[Answer
         for prompt, answer in zip(prompts, answers, strict=True):
             tokens = answer.tokens[: find_loop_start(answer.tokens)]
             if len(tokens) >= MIN_ANSWER_TOKENS:
-                texts.append(AnsweredText([*prompt, *tokens], len(prompt), answer.states))
-    return texts
+                yield AnsweredText([*prompt, *tokens], len(prompt), answer.states)
 
 
 def _group_by_length(
@@ -313,7 +331,8 @@ def _group_by_length(
     for settings, prompt in sorted(pairs, key=lambda pair: (repr(pair[0]), len(pair[1]))):
         if groups and settings == groups[-1][0]:
             shortest = len(groups[-1][1][0])
-            if len(prompt) <= 2 * shortest + MIN_GROUP_SPREAD:
+            is_similar = len(prompt) <= 2 * shortest + MIN_GROUP_SPREAD
+            if is_similar and len(groups[-1][1]) < MAX_GROUP:
                 groups[-1][1].append(prompt)
                 continue
         groups.append((settings, [prompt]))

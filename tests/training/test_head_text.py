@@ -13,14 +13,23 @@ from tuning.small_search import small_model, small_task
 
 from skipsearch.errors import ModuleError
 from skipsearch.models import ModelAdapter, load_adapter
+from skipsearch.models.chat.chat_text import encode_text
 from skipsearch.replay import reference_text
+from skipsearch.replay.generate_together import Continuation
 from skipsearch.replay.reference_text import TextSettings, TextStore
 from skipsearch.replay.workload import make_workload
 from skipsearch.tasks import load_task
 from skipsearch.training import head_text
 from skipsearch.training.distill_batch import TeacherTargets
 from skipsearch.training.feature_file import NO_ROW, NO_TEXT, FeatureFile, Features, StoredText
-from skipsearch.training.head_text import WAVE, AnsweredText, HeadRequest, HeadRequests, TextLimits
+from skipsearch.training.head_text import (
+    USER_SHARE,
+    WAVE,
+    AnsweredText,
+    HeadRequest,
+    HeadRequests,
+    TextLimits,
+)
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -57,29 +66,29 @@ def test_without_data_half_are_instructions_and_half_the_models_own_requests(
     n_mixed = -(-n_own // half)
     waves = [requests.list_wave(number) for number in range(n_mixed + 1)]
     assert {len(wave) for wave in waves} == {WAVE}
-    assert asked[:3] == [(0, half), (half, half), (2 * half, half)]
+    assert asked[:2] == [(0, half), (half, half)]
     assert asked[-1] == (n_mixed * WAVE - n_own, WAVE), "then all are the model's own"
     every = [request.tokens for wave in waves for request in wave]
     assert len(every) == len(set(every))
-    assert requests.list_wave(3) == waves[3], "a wave depends on its number alone"
+    assert requests.list_wave(1) == waves[1], "a wave depends on its number alone"
 
 
 def test_data_shifts_the_proportion_towards_the_users_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [json.dumps({"prompt": f"question number {i}"}) for i in range(40)]
+    rows = [json.dumps({"prompt": f"question number {i}"}) for i in range(200)]
     (tmp_path / "log.jsonl").write_text("\n".join(rows))
     asked, model = written(monkeypatch), chat_model()
     requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
     n_given = len(requests.given)
-    assert 12 < n_given < 24, "the hold-out half of `tune --task log.jsonl` is not trained on"
+    assert n_given == 96, "the hold-out half of `tune --task log.jsonl` is not trained on"
     first, second = requests.list_wave(0), requests.list_wave(1)
     given = {request.tokens for request in requests.given}
-    assert sum(r.tokens in given for r in first) == 6
-    assert sum(r.tokens in given for r in second) == 6
+    assert sum(r.tokens in given for r in first) == USER_SHARE == 3 * WAVE // 4
+    assert sum(r.tokens in given for r in second) == USER_SHARE
     assert not {r.tokens for r in first} & {r.tokens for r in second}
-    assert asked[0] == (0, 1)
-    assert not any(r.tokens in given for r in requests.list_wave(n_given // 6 + 1))
+    assert asked[0] == (0, WAVE // 8)
+    assert not any(r.tokens in given for r in requests.list_wave(n_given // USER_SHARE + 1))
     assert all("<|user|>question" in decode(model, tokens) for tokens in given)
 
 
@@ -110,7 +119,7 @@ def test_a_model_without_a_template_begins_from_nothing() -> None:
     wave = requests.list_wave(0)
     assert [request.tokens for request in wave] == [(0,)] * WAVE
     assert len({request.settings for request in wave}) == WAVE, "each has a seed of its own"
-    texts = head_text._answer(small_model(), wave)
+    texts = list(head_text._answer(small_model(), wave))
     assert len({tuple(text.tokens) for text in texts}) > WAVE // 2
     assert {text.n_prompt for text in texts} == {1}
 
@@ -130,7 +139,7 @@ def test_answers_that_a_search_stored_are_not_written_again(
     store.add(workload.prompt_ids, [answer] * len(workload.prompt_ids), 0, 1.0)
     monkeypatch.setattr(reference_text, "generate_continuations", lambda *_: pytest.fail("written"))
     requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
-    texts = head_text._answer(model, requests.list_wave(0))
+    texts = list(head_text._answer(model, requests.list_wave(0)))
     assert len(texts) == len(workload.prompt_ids)
     assert all(text.tokens[text.n_prompt :] == answer for text in texts)
     assert {text.states for text in texts} == {None}, "a pass computes them"
@@ -146,6 +155,33 @@ def test_prompts_of_one_pass_have_similar_lengths() -> None:
         [280, 300, 590],
         [50],
     ]
+    many = head_text._group_by_length([(one, range(20))] * 20)
+    assert [len(prompts) for _, prompts in many] == [16, 4], "a budget ends between two groups"
+
+
+def test_every_other_request_of_the_model_begins_as_a_prompt_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [json.dumps({"prompt": f"Please do number{i} now, and more"}) for i in range(40)]
+    (tmp_path / "log.jsonl").write_text("\n".join(rows))
+    model = chat_model()
+    end, asked = model.spec.eos_token_ids[0], list[str]()
+
+    def write(model: Any, prompts: Any, *_: Any, **__: Any) -> list[Continuation]:
+        asked.extend(decode(model, tuple(prompt)) for prompt in prompts)
+        return [Continuation([*encode_text(model.tokenizer, " the end", False), end])] * len(prompts)
+
+    monkeypatch.setattr(head_text, "write_reference_text", write)
+    requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
+    written = [decode(model, r.tokens) for r in requests._write_requests(0, 200)]
+    assert len(asked) == len(written) == 200
+    assert set(asked[::2]) == {"<|user|>"}
+    assert set(written[::2]) == {"<|user|>the end<|end|><|assistant|>"}
+    assert all(text.startswith("<|user|>") and len(text) > 8 for text in asked[1::2])
+    own = [text for text in asked[1::2] if text.startswith("<|user|>Please do number")]
+    assert 1 < len(set(own)) < 40, "three words of the user's prompts that are not held out"
+    [first] = {text for text in written if text.startswith(f"{own[0]} the")}
+    assert first == f"{own[0]} the end<|end|><|assistant|>"
 
 
 def test_a_model_that_writes_nothing_new_is_not_waited_for(
@@ -175,15 +211,15 @@ class FakeFile:
     ("limits", "share"),
     [
         (TextLimits(None, 1.0, 4000), 0.25),
-        # Six readings of 1,000 tokens at 40 a second take 150 s, and 150 s are left.
-        (TextLimits(200.0, 40.0, 10_000), 1.0),
-        (TextLimits(200.0, 80.0, 10_000), 0.5),
+        # Three readings of 1,000 tokens at 20 a second take 150 s, and 150 s are left.
+        (TextLimits(200.0, 20.0, 10_000), 1.0),
+        (TextLimits(200.0, 40.0, 10_000), 0.5),
         # Text that takes most of the time ends although training could read more.
         (TextLimits(80.0, 1e6, 10_000), 50 / 48),
         (TextLimits(40.0, 1e6, 10_000), 50 / 24),
     ],
 )
-def test_there_is_text_enough_if_training_reads_it_six_times_in_the_time_left(
+def test_there_is_text_enough_if_training_reads_it_three_times_in_the_time_left(
     limits: TextLimits, share: float
 ) -> None:
     assert limits.share_done(FakeFile()) == pytest.approx(share, rel=1e-3)  # type: ignore[arg-type]
