@@ -18,7 +18,7 @@ DraftWeights = Literal["stored", "int8", "int6", "int5", "int4"]
 WEIGHTS_OF_BITS: dict[int, DraftWeights] = {8: "int8", 6: "int6", 5: "int5", 4: "int4"}
 BITS_OF_WEIGHTS = {name: bits for bits, name in WEIGHTS_OF_BITS.items()}
 MAX_TOKEN_ID = 2**20  # four times the largest vocabulary; a hostile file is refused at once
-MAX_TOKENS_TEXT = 32_000  # characters of `Vocabulary.tokens`
+MAX_TOKENS_TEXT = 48_000  # characters of `Vocabulary.tokens`, of which a profile may have two
 _RANGE = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?")
 
 

@@ -19,7 +19,7 @@ from yaml.resolver import Resolver
 
 from skipsearch.errors import ProfileError, SkipSearchError
 
-MAX_BYTES = 64 * 1024
+MAX_BYTES = 128 * 1024
 MAX_DEPTH = 8
 MAX_NODES = 8192  # limits the time of a hostile file; a profile of 1024 layers has about 2200
 _MAX_DIGITS = 40

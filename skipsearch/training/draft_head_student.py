@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skipsearch.core.reading import Reading, Vocabulary
+from skipsearch.core.reading import MAX_TOKENS_TEXT, Reading, Vocabulary, format_ids
 from skipsearch.drafters.mtp.weights import (
     EMBEDDING_NORM,
     HIDDEN_NORM,
@@ -51,17 +51,21 @@ FIT_ASIDE_ONE_IN = 8  # texts by which a ridge is chosen
 def choose_vocabulary(tokens: Iterable[int], size: int, vocab_size: int) -> Vocabulary | None:
     """Return the tokens that a head is trained to draft; None: all.
 
-    They are the most frequent of `tokens`. If these are fewer, the lowest ids are added.
+    They are the most frequent of `tokens`. If these are fewer, or if a profile has no room for the
+    ids of all of them, the lowest ids are added.
     """
     if size <= 0 or size >= vocab_size:
         return None
     frequent = [token for token, _ in Counter(tokens).most_common(size)]
-    lowest, missing = 0, size - len(frequent)
-    known = set(frequent)
-    while missing:
-        missing -= lowest not in known
-        lowest += 1
-    return Vocabulary.from_ids(frequent, lowest)
+    while True:
+        lowest, missing = 0, size - len(frequent)
+        known = set(frequent)
+        while missing:
+            missing -= lowest not in known
+            lowest += 1
+        if len(format_ids(token for token in frequent if token >= lowest)) <= MAX_TOKENS_TEXT:
+            return Vocabulary.from_ids(frequent, lowest)
+        frequent = frequent[: len(frequent) * 9 // 10]
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def test_hostile_content_is_left_behind_and_named(
         ("../../escape.yaml", "belongs at"),
         ("post-checkout.yaml", "belongs at"),
         ("bomb.yaml", "anchors"),
-        ("large.yaml", "larger than 64 KiB"),
+        ("large.yaml", "larger than 128 KiB"),
         ("misplaced.yaml", "belongs at"),
         ("?[31m.yaml", "schema_version"),
     ]:
@@ -224,7 +224,7 @@ def test_a_file_of_one_gigabyte_is_left_behind(repository: Repository, tmp_path:
     repository.commit({GOOD_PATH: ("100644", GOOD), "profiles/zeros.yaml": ("100644", zeros)})
     pulled = pull_repository(repository.url)
     assert files_below(pulled.folder) == {GOOD_PATH, "source.json"}
-    assert "larger than 64 KiB" in pulled.rejections[0]
+    assert "larger than 128 KiB" in pulled.rejections[0]
 
 
 def test_a_deadline_ends_a_server_that_stalls(

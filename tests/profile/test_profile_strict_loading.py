@@ -311,7 +311,7 @@ def test_so_does_one_of_a_recipe_of_several_drafters(
         (GOOD.encode() + b"1: 2\n", "a key must be a word"),
         (GOOD.encode() + b"x: {a: 1", "this is not YAML"),
         (GOOD.encode() + b"<<: {verdict: plain}\n", "<<: unknown key"),
-        (b"#" * (MAX_BYTES + 1), "larger than 64 KiB"),
+        (b"#" * (MAX_BYTES + 1), "larger than 128 KiB"),
         (b"[" * MAX_BYTES, "nested deeper"),
         (b"- " * (MAX_BYTES // 2), "nested deeper"),
         (b"[" + b"1," * (MAX_BYTES // 2 - 1), "more than 8192 values"),

@@ -108,7 +108,7 @@ def test_shots_need_the_shape_of_one(task_folder: Folder) -> None:
             "a: " + "[" * 3000,
             "values are nested deeper than 8 levels, which no task manifest needs",
         ),
-        ("# " + "x" * 70_000, ": the file is larger than 64 KiB, which no task manifest needs"),
+        ("# " + "x" * 140_000, ": the file is larger than 128 KiB, which no task manifest needs"),
     ],
 )
 def test_yaml_that_hides_something_is_refused(tmp_path: Path, text: str, rule: str) -> None:

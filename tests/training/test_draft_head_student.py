@@ -8,7 +8,7 @@ from decoding.mtp_checks import by_definition
 from helpers.modules import save_mtp
 from helpers.tiny import VOCAB, tiny_model_and_reference
 
-from skipsearch.core.reading import Vocabulary
+from skipsearch.core.reading import MAX_TOKENS_TEXT, Vocabulary
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.training import draft_head_student
 from skipsearch.training.draft_head_student import DraftHeadStudent, choose_vocabulary
@@ -76,3 +76,15 @@ def test_a_vocabulary_has_the_most_frequent_tokens_then_the_lowest_ids() -> None
         assert found is not None
         assert found.token_ids() == ids
     assert choose_vocabulary(texts, 0, 100) is None
+
+
+def test_a_vocabulary_of_scattered_tokens_fits_into_a_profile() -> None:
+    scattered = [7 * i for i in range(20_000) for _ in range(1 + (i > 10_000))]
+    vocabulary = choose_vocabulary(scattered, 18_000, 150_000)
+    assert vocabulary is not None
+    ids = vocabulary.token_ids()
+    assert len(ids) == 18_000
+    assert len(vocabulary.tokens) <= MAX_TOKENS_TEXT
+    assert {7 * 10_001, 7 * 12_000} < set(ids), "the most frequent"
+    assert set(range(vocabulary.lowest)) < set(ids)
+    assert vocabulary.lowest > 7_000, "the rarest gave way to the lowest ids"
