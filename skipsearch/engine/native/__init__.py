@@ -17,6 +17,7 @@ from skipsearch.engine.native.build import (
     load_or_build,
 )
 from skipsearch.engine.native.native_adapter import NativeAdapter
+from skipsearch.engine.native.delta_net import replace_delta_nets
 from skipsearch.engine.native.packed_modules import pack_stored_modules
 from skipsearch.engine.native.panels import PanelPacker
 from skipsearch.engine.native.repack import repack_weights, warn_if_threads_spin, why_not_native
@@ -188,6 +189,7 @@ def to_native_modules(
     ):
         reference = None if is_known else record_reference(loaded.model, spec)
         pack_stored_modules(loaded.model, PanelPacker(library, spec.dtype, activations))
+        replace_delta_nets(loaded.model, library)
         model = make_adapter(loaded.model, spec, loaded.family, loaded.tokenizer, "hf")
         model.spec = replace(model.spec, engine="native")
         if reference is not None:

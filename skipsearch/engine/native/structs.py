@@ -151,6 +151,42 @@ class ProductArgs(ctypes.Structure):
     )
 
 
+class DeltaNetArgs(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, c_void_p)
+            for name in (
+                "mixed",
+                "conv_weight",
+                "conv_bias",
+                "gates",
+                "beta_logits",
+                "steps",
+                "step_biases",
+                "decay_rates",
+                "norm_weight",
+            )
+        ),
+        ("norm_eps", c_double),
+        ("states", c_void_p),
+        ("out", c_void_p),
+        *(
+            (name, c_int64)
+            for name in (
+                "batch",
+                "rows",
+                "columns",
+                "kernel",
+                "key_heads",
+                "value_heads",
+                "key_dim",
+                "value_dim",
+                "threads",
+            )
+        ),
+    )
+
+
 class ReadRowsArgs(ctypes.Structure):
     _fields_ = (
         ("matrix", POINTER(MatrixStruct)),

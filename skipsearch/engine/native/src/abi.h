@@ -146,6 +146,27 @@ struct ProductArgs {
     int64_t activations;           // Activations
 };
 
+// The layer of a gated delta net between its projections. All numbers are float.
+struct DeltaNetArgs {
+    const float *mixed;            // [batch, channels, columns]: queries, keys and values before
+                                   // the convolution. The last `rows` columns are of this pass.
+                                   // channels: 2 * key_heads * key_dim + value_heads * value_dim
+    const float *conv_weight;      // [channels, kernel]
+    const float *conv_bias;        // [channels]; null: no bias
+    const float *gates;            // [batch, rows, value_heads, value_dim]
+    const float *beta_logits;      // [batch, rows, value_heads]
+    const float *steps;            // [batch, rows, value_heads], before bias and softplus
+    const float *step_biases;      // [value_heads]
+    const float *decay_rates;      // [value_heads]
+    const float *norm_weight;      // [value_dim]
+    double norm_eps;
+    float *states;                 // [batch, value_heads, key_dim, value_dim], which are changed
+    float *out;                    // [batch, rows, value_heads, value_dim]
+    int64_t batch, rows, columns, kernel;
+    int64_t key_heads, value_heads, key_dim, value_dim;
+    int64_t threads;
+};
+
 // Copies rows of a matrix out of its panels: to [n_rows, in], in the model's dtype.
 struct ReadRowsArgs {
     const Matrix *matrix;

@@ -5,6 +5,7 @@
 #include <new>
 #include <vector>
 
+#include "delta_net.h"
 #include "kernels.h"
 #include "packing.h"
 #include "threads.h"
@@ -62,6 +63,18 @@ int64_t compute_visibility(const Model &model, const PassArgs &args, VisibilityS
     }
     return (max_keys + KEY_BLOCK - 1) / KEY_BLOCK;
 }
+
+struct DeltaNetJob {
+    const DeltaNetArgs &args;
+    float *scratch;                // [threads, delta_scratch_size]
+    static void work(void *self, int thread, int threads, Barrier &) {
+        const DeltaNetJob &job = *(const DeltaNetJob *)self;
+        const int64_t count = job.args.batch * job.args.value_heads;
+        float *scratch = job.scratch + thread * delta_scratch_size(job.args);
+        for (int64_t i = count * thread / threads; i < count * (thread + 1) / threads; ++i)
+            run_delta_head(job.args, i, scratch);
+    }
+};
 
 const Kernels &get_kernels(int64_t dtype) {
     return dtype == F64 ? kernels_double : dtype == BF16 ? kernels_bf16 : kernels_float;
@@ -137,6 +150,17 @@ EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64
         return int(count);
     } catch (const std::bad_alloc &) {
         return -1;
+    }
+}
+
+EXPORT int skipsearch_run_delta_net(const DeltaNetArgs *args) {
+    try {
+        const int64_t n_floats = args->threads * delta_scratch_size(*args);
+        DeltaNetJob job{*args, (float *)get_workspace(size_t(n_floats) * sizeof(float))};
+        run_on_threads(int(args->threads), DeltaNetJob::work, &job);
+        return 0;
+    } catch (const std::bad_alloc &) {
+        return 1;
     }
 }
 

@@ -1,0 +1,141 @@
+"""The kernel of a gated delta net: what transformers computes, row by row and to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.cache_utils import DynamicCache
+
+from skipsearch.engine.native.build import load_or_build
+from skipsearch.engine.native.delta_net import DeltaNet, is_delta_net, replace_delta_nets
+
+SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "num_experts": 0,
+    "layer_types": ["linear_attention"],
+}
+FAMILIES = ("qwen3_5_text", "qwen3_next")
+# (key heads, value heads, key size, value size): values of whole vectors, and with a rest.
+SIZES = ((2, 2, 16, 32), (2, 6, 8, 16), (1, 3, 12, 27), (1, 1, 32, 64))
+
+
+def make_model(family: str, sizes: tuple[int, int, int, int], **changes: Any) -> Any:
+    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    shape = {f"linear_{name}": size for name, size in zip(names, sizes, strict=True)}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**SHAPE, **shape, **changes})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    net = find_net(model)
+    with torch.no_grad():
+        net.norm.weight.uniform_(0.5, 1.5)
+        net.dt_bias.uniform_(-2, 2)
+        for name, weight in net.named_parameters():
+            if name.endswith(".weight") and weight.ndim > 1:
+                weight.normal_(0, weight.shape[-1] ** -0.5)
+    return model.requires_grad_(False)
+
+
+def find_net(model: Any) -> Any:
+    return model.model.layers[0].linear_attn
+
+
+def run_in_parts(net: Any, x: Tensor, model: Any, parts: list[int]) -> tuple[Tensor, Tensor]:
+    """Return (outputs, state after the last row) of a layer that reads some rows at a time."""
+    cache, outputs = DynamicCache(config=model.config), list[Tensor]()
+    for part in x.split(parts, dim=1):
+        outputs.append(net(part, cache_params=cache))
+    return torch.cat(outputs, dim=1), cache.get_recurrent_state(0, state_idx=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_it_computes_what_transformers_does(
+    family: str, sizes: tuple[int, int, int, int]
+) -> None:
+    model = make_model(family, sizes)
+    own = DeltaNet(find_net(model), load_or_build())
+    for n_texts, parts in ((1, [1]), (2, [70]), (1, [2, 1, 5, 1, 40]), (3, [9, 3])):
+        x = torch.randn(n_texts, sum(parts), 32)
+        expected, states = run_in_parts(find_net(model), x, model, parts)
+        outputs, own_states = run_in_parts(own, x, model, parts)
+        torch.testing.assert_close(outputs, expected, rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(own_states, states, rtol=1e-3, atol=2e-4)
+        assert float(expected.abs().max()) > 0.01
+
+
+def test_padding_and_a_pass_without_cache() -> None:
+    model = make_model("qwen3_5_text", SIZES[0])
+    net, x = find_net(model), torch.randn(2, 6, 32)
+    own = DeltaNet(net, load_or_build())
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    torch.testing.assert_close(own(x, attention_mask=mask), net(x, attention_mask=mask))
+    assert not torch.equal(own(x), own(x, attention_mask=mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes_are_computed_in_float32(dtype: torch.dtype) -> None:
+    model = make_model("qwen3_5_text", SIZES[0]).to(dtype)
+    own, x = DeltaNet(find_net(model), load_or_build()), torch.randn(1, 9, 32, dtype=dtype)
+    expected = find_net(model)(x)
+    assert own(x).dtype == dtype
+    torch.testing.assert_close(own(x), expected, rtol=0.02, atol=0.02)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 3)
+)
+def test_a_row_does_not_depend_on_the_rows_of_its_pass_or_on_threads(
+    parts: list[int], n_texts: int, threads: int
+) -> None:
+    model = make_model("qwen3_5_text", (1, 3, 12, 27))
+    own, before = DeltaNet(find_net(model), load_or_build()), torch.get_num_threads()
+    n_rows, n_channels = sum(parts), 2 * 12 + 3 * 27
+    generator = torch.Generator().manual_seed(n_rows)
+    mixed = torch.randn(n_texts, n_channels, n_rows, generator=generator)
+    gates, beta_logits, steps = (
+        torch.randn(n_texts, n_rows, width, generator=generator) for width in (81, 3, 3)
+    )
+
+    def run(parts: list[int]) -> tuple[Tensor, Tensor]:
+        state, first, outputs = None, 0, list[Tensor]()
+        for count in parts:
+            rows = slice(first, first + count)
+            columns = mixed[..., max(0, first - 3) : first + count].contiguous()
+            values = (t[:, rows].contiguous() for t in (gates, beta_logits, steps))
+            output, state = own._run(columns, *values, state)
+            outputs.append(output)
+            first += count
+        assert state is not None
+        return torch.cat(outputs, dim=1), state
+
+    torch.set_num_threads(1)
+    expected = run([1] * n_rows)
+    torch.set_num_threads(threads)
+    computed = run(parts)
+    torch.set_num_threads(before)
+    assert all(map(torch.equal, computed, expected))
+
+
+def test_only_layers_that_the_kernel_knows_are_replaced() -> None:
+    model = make_model("qwen3_5_text", SIZES[0], hidden_act="gelu")
+    replace_delta_nets(model, load_or_build())
+    assert not isinstance(find_net(model), DeltaNet), "another activation"
+    assert not is_delta_net(model.model.layers[0].mlp)
+    model = make_model("qwen3_next", SIZES[0])
+    replace_delta_nets(model, load_or_build())
+    assert isinstance(find_net(model), DeltaNet)
+    replace_delta_nets(model, load_or_build())
+    assert not isinstance(find_net(model).module, DeltaNet), "and only once"
