@@ -88,10 +88,9 @@ def _describe_draft_head(model_name: str, spec: ModelSpec) -> str:
     if not ships_draft_head(model_name, spec.n_layers):
         advice = "`skipsearch train mtp` makes one, in about 30 minutes for a small model on a CPU"
         return f"it ships none; {advice}"
-    if can_load_head(spec.family, spec.quantization):
+    if can_load_head(spec.family):
         return "it ships MTP heads: `tune` weighs the first with all other drafts"
-    where = "of GGUF files" if can_load_head(spec.family) else f"for {spec.family} models"
-    return f"it ships MTP heads, which skipsearch does not read {where}"
+    return f"it ships MTP heads, which skipsearch does not read for {spec.family} models"
 
 
 def _describe_draft_model(name: str, model: ModelAdapter) -> dict[str, str]:

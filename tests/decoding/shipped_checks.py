@@ -45,15 +45,21 @@ def check_shipped_drafts(families: Sequence[str] = BRIEF) -> DecodeStats:
     """Check that every draft is that of the definition, alone and after lookup."""
     total = DecodeStats()
     for family in families:
-        model, reference = shipped_world(family)
-        for recipe in (Recipe((SHIPPED,)), Recipe((LOOKUP, SHIPPED))):
-            full = FullModel(model.model)  # type: ignore[attr-defined]
-            stats, rounds = recorded(model, full, recipe, PROMPTS, 16, [])
-            total += stats
-            for found in rounds:
-                expected = draft_by_definition(reference, found.history, len(found.chain))
-                assert found.chain == expected, (family, recipe.shape)
+        total += check_drafts_of(*shipped_world(family))
     assert 0 < total.accepted < total.drafted
+    return total
+
+
+def check_drafts_of(model: ModelAdapter, reference: Any) -> DecodeStats:
+    """Check every draft of a model. reference: as `save_checkpoint_with_head` returns it."""
+    total = DecodeStats()
+    for recipe in (Recipe((SHIPPED,)), Recipe((LOOKUP, SHIPPED))):
+        full = FullModel(model.model)  # type: ignore[attr-defined]
+        stats, rounds = recorded(model, full, recipe, PROMPTS, 16, [])
+        total += stats
+        for found in rounds:
+            expected = draft_by_definition(reference, found.history, len(found.chain))
+            assert found.chain == expected, (model.spec.family, recipe.shape)
     return total
 
 

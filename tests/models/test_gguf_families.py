@@ -247,9 +247,7 @@ def test_experts_of_other_sizes_than_panels_are_unpacked(tmp_path: Path) -> None
     check_greedy(model, PROMPT, greedy)
 
 
-def test_a_draft_head_after_the_last_layer_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_head_after_the_last_layer_is_no_part_of_the_model(tmp_path: Path) -> None:
     reference = make_model("glm4_moe")
     path, n_layers = tmp_path / "m.gguf", reference.config.num_hidden_layers
     head = {f"blk.{n_layers}.nextn.eh_proj.weight": torch.ones(64, 128)}
@@ -260,9 +258,8 @@ def test_a_draft_head_after_the_last_layer_is_left_out(
     torch.testing.assert_close(model(tokens).logits, reference(tokens).logits)
     adapter = ss.load_model(str(path), device="cpu", engine="hf", dtype="float32")
     assert ships_draft_head(str(path), n_layers)
-    monkeypatch.chdir(tmp_path)  # the config names the file without its folder
-    assert not ships_loadable_head(adapter)
-    with pytest.raises(ModuleError, match="can load none of m, a glm4_moe model"):
+    assert ships_loadable_head(adapter)
+    with pytest.raises(ModuleError, match="the draft head of m.gguf cannot be loaded .m.gguf has"):
         load_head_of(adapter)
     counts["glm4moe.nextn_predict_layers"] = n_layers + 1
     write_model(reference, path, metadata=counts, extra=head)

@@ -26,8 +26,8 @@ from skipsearch.models.generic.generic_adapter import GenericAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan
 from skipsearch.models.loading.shipped_heads import (
     can_load_head,
+    has_shipped_head,
     load_shipped_head,
-    ships_draft_head,
 )
 
 # `MtpModel` of one layer by model. It shares modules of the model, and not the adapter itself.
@@ -81,19 +81,17 @@ class ShippedHead(DraftHead):
 
 
 def ships_loadable_head(model: ModelAdapter) -> bool:
-    """Return whether the folder of a model has a draft head that `load_head_of` can load."""
+    """Return whether the files of a model have a draft head that `load_head_of` can load."""
     if not _can_load_head_of(model):
         return False
-    config: Any = model.model.config
     try:
-        return ships_draft_head(config.name_or_path, model.spec.n_layers)
+        return has_shipped_head(model.model)
     except ModelError:  # a model that was made in memory
         return False
 
 
 def _can_load_head_of(model: ModelAdapter) -> TypeGuard[GenericAdapter]:
-    spec = model.spec
-    return isinstance(model, GenericAdapter) and can_load_head(spec.family, spec.quantization)
+    return isinstance(model, GenericAdapter) and can_load_head(model.spec.family)
 
 
 def load_head_of(model: ModelAdapter) -> ShippedHead:

@@ -188,8 +188,11 @@ def to_native_modules(
         ),
     ):
         reference = None if is_known else record_reference(loaded.model, spec)
-        pack_stored_modules(loaded.model, PanelPacker(library, spec.dtype, activations))
+        packer = PanelPacker(library, spec.dtype, activations)
+        pack_stored_modules(loaded.model, packer)
         replace_delta_nets(loaded.model, library)
+        hf_model: Any = loaded.model
+        hf_model.stored_head.finish = lambda head: pack_stored_modules(head, packer)
         model = make_adapter(loaded.model, spec, loaded.family, loaded.tokenizer, "hf")
         model.spec = replace(model.spec, engine="native")
         if reference is not None:

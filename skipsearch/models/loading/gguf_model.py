@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -172,9 +173,22 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
         raise GGUFError(
             f"{file.name}: its model cannot be built ({first_line_of(error)})"
         ) from None
-    reader = _ParameterReader(file, config, dtype)
+    _fill(model, _ParameterReader(file, config, dtype))
+    _scale_rotary(file, model)
+    file.require_read(config.num_hidden_layers)
+    model.stored_head = StoredHead(file, dtype)
+    return model.eval().requires_grad_(False)
+
+
+def _fill(
+    model: nn.Module, reader: _ParameterReader, find_name: Callable[[str], str] = lambda path: path
+) -> None:
+    """Give a model without memory its matrices and numbers.
+
+    find_name: of a module or parameter in the model of the file, by its path in `model`.
+    """
     for path, module in list(model.named_modules()):
-        stored = reader.open_module(path, module)
+        stored = reader.open_module(find_name(path), module)
         if stored is not None:
             parent, _, child = path.rpartition(".")
             setattr(model.get_submodule(parent), child, stored)
@@ -182,13 +196,61 @@ def _build_model(file: GGUFFile, config: Any, dtype: torch.dtype) -> nn.Module:
         if path.endswith(IN_STORED_MODULES):
             continue
         parent, _, child = path.rpartition(".")
-        numbers = reader.read_numbers(path.replace(".experts.module.", ".experts."), value.shape)
+        name = find_name(path.replace(".experts.module.", ".experts."))
+        numbers = reader.read_numbers(name, value.shape)
         if isinstance(value, nn.Parameter):
-            numbers = nn.Parameter(numbers.to(dtype), requires_grad=False)
+            numbers = nn.Parameter(numbers.to(reader.dtype), requires_grad=False)
         setattr(model.get_submodule(parent), child, numbers)
-    _scale_rotary(file, model)
-    file.require_read(config.num_hidden_layers)
-    return model.eval().requires_grad_(False)
+
+
+@dataclass
+class StoredHead:
+    """The first draft head of a file, which is the layer after the model's last one."""
+
+    file: GGUFFile
+    dtype: torch.dtype
+    # Makes the modules that read matrices from the file run fast.
+    finish: Callable[[nn.Module], None] = unpack_stored_modules
+
+    def is_there(self, n_layers: int) -> bool:
+        """Return whether the file has one. n_layers: of the model."""
+        return f"blk.{n_layers}.nextn.eh_proj.weight" in self.file.tensors
+
+    def load(self, model: Any, make_head: Callable[[], Any]) -> nn.Module:
+        """Return the head. make_head: makes transformers' `MtpModel` of one layer of the model.
+
+        Raises: GGUFError.
+        """
+        from transformers.initialization import no_init_weights, no_tie_weights
+
+        config = model.config.get_text_config()
+        n = config.num_hidden_layers
+        if not self.is_there(n):
+            raise GGUFError(f"{self.file.name} has no tensors of a draft head")
+        # The head shares modules with the model, and these have their weights already.
+        with no_init_weights(), no_tie_weights(), _MetaWeights():
+            head = make_head()
+        own = {
+            "enorm": "nextn.enorm",
+            "hnorm": "nextn.hnorm",
+            "eh_proj": "nextn.eh_proj",
+            "post_norm": "nextn.shared_head_norm",
+        }
+        norm = f"blk.{n}.{own['post_norm']}.weight"
+        final_norm = None if norm in self.file.tensors else "model.norm"
+
+        def find_name(path: str) -> str:
+            part, dot, ending = path.partition(".")
+            if part == "post_norm" and final_norm is not None:
+                return final_norm + dot + ending
+            if part == "mtp_block":
+                return f"model.layers.{n}.{ending}"
+            return f"model.layers.{n}.{own.get(part, part)}{dot}{ending}"
+
+        _fill(head.layers[0], _ParameterReader(self.file, config, self.dtype, n + 1), find_name)
+        self.finish(head.layers[0])
+        loaded: nn.Module = head
+        return loaded
 
 
 @dataclass
@@ -198,6 +260,7 @@ class _ParameterReader:
     file: GGUFFile
     config: Any
     dtype: torch.dtype
+    n_layers: int = 0  # that have names; 0: those of the model
 
     @cached_property
     def names(self) -> Any:
@@ -206,7 +269,7 @@ class _ParameterReader:
 
         name = self.file.metadata["general.architecture"]
         code = next(code for code, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
-        return gguf.get_tensor_name_map(code, self.config.num_hidden_layers)
+        return gguf.get_tensor_name_map(code, self.n_layers or self.config.num_hidden_layers)
 
     def find_source(self, parameter: str) -> Source:
         """Return the tensors of a parameter, with their whole names. Raises: GGUFError."""
@@ -217,6 +280,8 @@ class _ParameterReader:
             tensors = tuple(layer + name for name in source.tensors)
             if all(name in self.file.tensors for name in tensors):
                 return replace(source, tensors=tensors)
+        if ending.startswith("nextn."):
+            return Source((layer + ending,))
         name = self.names.get_name(parameter, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise GGUFError(f"{self.file.name} has no tensor for {parameter} of its model")

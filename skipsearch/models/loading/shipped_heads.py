@@ -21,7 +21,6 @@ from skipsearch.models.loading.gguf_file import read_gguf
 from skipsearch.models.loading.gguf_model import find_gguf, is_gguf
 from skipsearch.models.loading.hub import resolve_model
 from skipsearch.models.loading.model_files import find_model_file
-from skipsearch.models.loading.quantize import GGUF_PREFIX
 from skipsearch.models.loading.weight_files import list_stored_tensors, list_weight_files
 from skipsearch.models.third_party import first_line_of, silence_transformers
 
@@ -57,28 +56,41 @@ def _list_tensor_names(model_name: str) -> list[str]:
     return [tensor.name for tensor in list_stored_tensors(list_weight_files(folder, model_name))]
 
 
-def can_load_head(family: str, quantization: str | None = None) -> bool:
-    """Return whether the draft heads of a family can be loaded: from folders, not GGUF files.
+def can_load_head(family: str) -> bool:
+    """Return whether the draft heads of a family can be loaded."""
+    return family in _IN_MTP | _AFTER_LAST_LAYER
 
-    quantization: of the model.
+
+def has_shipped_head(model: Any) -> bool:
+    """Return whether the files of transformers' model have tensors of draft heads.
+
+    Raises: ModelError if they cannot be read, as those of a model that was made in memory.
     """
-    is_file = (quantization or "").startswith(GGUF_PREFIX)
-    return family in _IN_MTP | _AFTER_LAST_LAYER and not is_file
+    config, stored_head = model.config, getattr(model, "stored_head", None)
+    n_layers: int = config.get_text_config().num_hidden_layers
+    if stored_head is not None:
+        is_there: bool = stored_head.is_there(n_layers)
+        return is_there
+    return ships_draft_head(config.name_or_path, n_layers)
 
 
 def load_shipped_head(model: Any, family: str) -> nn.Module:
-    """Load the first draft head of a model's folder, as transformers' `MtpModel` of one layer.
+    """Load the first draft head of a model, as transformers' `MtpModel` of one layer.
 
-    model: transformers' model, which was loaded from that folder. The head shares its embedding,
-    its rotary embedding and its output matrix. Raises: ModelError if there is no such head, or if
-    it does not fit the model.
+    model: transformers' model, which was loaded from a folder or a GGUF file. The head shares its
+    embedding, its rotary embedding and its output matrix. Raises: ModelError if there is no such
+    head, or if it does not fit the model.
     """
     try:
         from transformers.modeling_layers import MtpModel
 
-        device = model.get_output_embeddings().weight.device
+        stored_head = getattr(model, "stored_head", None)
         with _expect_one_head(model, family), silence_transformers():
-            head = MtpModel.from_pretrained(model, device_map={"": device})
+            if stored_head is not None:
+                head = stored_head.load(model, lambda: MtpModel(model, 1))
+            else:
+                device = model.get_output_embeddings().weight.device
+                head = MtpModel.from_pretrained(model, device_map={"": device})
     except Exception as error:  # any error of transformers
         raise ModelError(
             f"the draft head of {model.config.name_or_path} cannot be loaded "
