@@ -17,7 +17,7 @@ from skipsearch.engine.native.build import (
     load_or_build,
 )
 from skipsearch.engine.native.native_adapter import NativeAdapter
-from skipsearch.engine.native.delta_net import replace_delta_nets
+from skipsearch.engine.native.recurrent_net import replace_recurrent_nets
 from skipsearch.engine.native.packed_modules import pack_stored_modules
 from skipsearch.engine.native.panels import PanelPacker
 from skipsearch.engine.native.repack import repack_weights, warn_if_threads_spin, why_not_native
@@ -190,7 +190,7 @@ def to_native_modules(
         reference = None if is_known else record_reference(loaded.model, spec)
         packer = PanelPacker(library, spec.dtype, activations)
         pack_stored_modules(loaded.model, packer)
-        replace_delta_nets(loaded.model, library)
+        replace_recurrent_nets(loaded.model, library)
         hf_model: Any = loaded.model
         hf_model.stored_head.finish = lambda head: pack_stored_modules(head, packer)
         model = make_adapter(loaded.model, spec, loaded.family, loaded.tokenizer, "hf")

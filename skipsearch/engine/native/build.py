@@ -93,7 +93,7 @@ INSTRUCTION_SETS: dict[str, InstructionSet] = {  # the plainest first
 }
 # kernels.cpp is compiled for each of these, with the flags of the instruction set.
 KERNEL_TYPES = ("float", "bf16", "double")
-SHARED_KERNELS = ("block_product", "delta_net", "quantize")  # compiled once, with the same flags
+SHARED_KERNELS = ("block_product", "quantize", "recurrent_net")  # compiled once, with the same flags
 HOST_SOURCES = ("exports", "packing", "visibility", "threads")
 COMPILE_TIMEOUT_S = 600.0
 
@@ -117,6 +117,8 @@ class NativeLibrary:
         self.c_run_product.argtypes = (ctypes.c_int64, ctypes.c_void_p)
         self.c_run_delta_net = handle.skipsearch_run_delta_net
         self.c_run_delta_net.argtypes = (ctypes.c_void_p,)
+        self.c_run_mamba = handle.skipsearch_run_mamba
+        self.c_run_mamba.argtypes = (ctypes.c_void_p,)
         self.c_read_rows = handle.skipsearch_read_rows
         self.c_read_rows.argtypes = (ctypes.c_int64, ctypes.c_void_p)
         self.c_read_rows.restype = None
@@ -162,6 +164,11 @@ class NativeLibrary:
         """Run the layer of a gated delta net between its projections. Raises: MemoryError."""
         if self.c_run_delta_net(ctypes.byref(args)):
             raise MemoryError("no memory for the rows of a delta net")
+
+    def run_mamba(self, args: structs.MambaArgs) -> None:
+        """Run a layer of Mamba 2 between its projections. Raises: MemoryError."""
+        if self.c_run_mamba(ctypes.byref(args)):
+            raise MemoryError("no memory for the rows of a layer of Mamba")
 
     def read_rows(self, dtype: torch.dtype, args: structs.ReadRowsArgs) -> None:
         """Copy rows of a matrix out of its panels."""

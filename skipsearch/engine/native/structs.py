@@ -151,14 +151,22 @@ class ProductArgs(ctypes.Structure):
     )
 
 
+class ConvArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("mixed", "weight", "bias")),
+        *(
+            (name, c_int64)
+            for name in ("batch", "rows", "channels", "columns", "kernel", "threads")
+        ),
+    )
+
+
 class DeltaNetArgs(ctypes.Structure):
     _fields_ = (
+        ("conv", ConvArgs),
         *(
             (name, c_void_p)
             for name in (
-                "mixed",
-                "conv_weight",
-                "conv_bias",
                 "gates",
                 "beta_logits",
                 "steps",
@@ -170,20 +178,17 @@ class DeltaNetArgs(ctypes.Structure):
         ("norm_eps", c_double),
         ("states", c_void_p),
         ("out", c_void_p),
-        *(
-            (name, c_int64)
-            for name in (
-                "batch",
-                "rows",
-                "columns",
-                "kernel",
-                "key_heads",
-                "value_heads",
-                "key_dim",
-                "value_dim",
-                "threads",
-            )
-        ),
+        *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
+    )
+
+
+class MambaArgs(ctypes.Structure):
+    _fields_ = (
+        ("conv", ConvArgs),
+        *((name, c_void_p) for name in ("steps", "step_biases")),
+        *((name, c_double) for name in ("min_step", "max_step")),
+        *((name, c_void_p) for name in ("decay_rates", "skips", "states", "out")),
+        *((name, c_int64) for name in ("heads", "groups", "head_dim", "state_dim")),
     )
 
 

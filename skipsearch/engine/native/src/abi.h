@@ -146,13 +146,19 @@ struct ProductArgs {
     int64_t activations;           // Activations
 };
 
-// The layer of a gated delta net between its projections. All numbers are float.
+// The short convolution of a layer with a recurrent state, and silu. All numbers are float.
+struct ConvArgs {
+    const float *mixed;            // [batch, channels, columns], of which the last `rows` columns
+                                   // are of this pass
+    const float *weight;           // [channels, kernel]
+    const float *bias;             // [channels]; null: no bias
+    int64_t batch, rows, channels, columns, kernel;
+    int64_t threads;
+};
+
+// The layer of a gated delta net between its projections. conv: queries, keys and values.
 struct DeltaNetArgs {
-    const float *mixed;            // [batch, channels, columns]: queries, keys and values before
-                                   // the convolution. The last `rows` columns are of this pass.
-                                   // channels: 2 * key_heads * key_dim + value_heads * value_dim
-    const float *conv_weight;      // [channels, kernel]
-    const float *conv_bias;        // [channels]; null: no bias
+    ConvArgs conv;
     const float *gates;            // [batch, rows, value_heads, value_dim]
     const float *beta_logits;      // [batch, rows, value_heads]
     const float *steps;            // [batch, rows, value_heads], before bias and softplus
@@ -162,9 +168,20 @@ struct DeltaNetArgs {
     double norm_eps;
     float *states;                 // [batch, value_heads, key_dim, value_dim], which are changed
     float *out;                    // [batch, rows, value_heads, value_dim]
-    int64_t batch, rows, columns, kernel;
     int64_t key_heads, value_heads, key_dim, value_dim;
-    int64_t threads;
+};
+
+// A layer of Mamba 2 between its projections, without its norm. conv: inputs, B and C.
+struct MambaArgs {
+    ConvArgs conv;
+    const float *steps;            // [batch, rows, heads], before bias and softplus
+    const float *step_biases;      // [heads]
+    double min_step, max_step;
+    const float *decay_rates;      // [heads]
+    const float *skips;            // [heads], by which inputs are added to outputs
+    float *states;                 // [batch, heads, head_dim, state_dim], which are changed
+    float *out;                    // [batch, rows, heads, head_dim]
+    int64_t heads, groups, head_dim, state_dim;
 };
 
 // Copies rows of a matrix out of its panels: to [n_rows, in], in the model's dtype.

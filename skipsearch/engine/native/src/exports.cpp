@@ -5,9 +5,9 @@
 #include <new>
 #include <vector>
 
-#include "delta_net.h"
 #include "kernels.h"
 #include "packing.h"
+#include "recurrent_net.h"
 #include "threads.h"
 
 extern const Kernels kernels_float, kernels_double, kernels_bf16;
@@ -64,17 +64,15 @@ int64_t compute_visibility(const Model &model, const PassArgs &args, VisibilityS
     return (max_keys + KEY_BLOCK - 1) / KEY_BLOCK;
 }
 
-struct DeltaNetJob {
-    const DeltaNetArgs &args;
-    float *scratch;                // [threads, delta_scratch_size]
-    static void work(void *self, int thread, int threads, Barrier &) {
-        const DeltaNetJob &job = *(const DeltaNetJob *)self;
-        const int64_t count = job.args.batch * job.args.value_heads;
-        float *scratch = job.scratch + thread * delta_scratch_size(job.args);
-        for (int64_t i = count * thread / threads; i < count * (thread + 1) / threads; ++i)
-            run_delta_head(job.args, i, scratch);
+// Calls `run` and returns 0, or 1 if there is not enough memory.
+template <class Run> int report_memory(Run run) {
+    try {
+        run();
+        return 0;
+    } catch (const std::bad_alloc &) {
+        return 1;
     }
-};
+}
 
 const Kernels &get_kernels(int64_t dtype) {
     return dtype == F64 ? kernels_double : dtype == BF16 ? kernels_bf16 : kernels_float;
@@ -154,14 +152,11 @@ EXPORT int skipsearch_run_draft(const Model *model, const PassArgs *first, int64
 }
 
 EXPORT int skipsearch_run_delta_net(const DeltaNetArgs *args) {
-    try {
-        const int64_t n_floats = args->threads * delta_scratch_size(*args);
-        DeltaNetJob job{*args, (float *)get_workspace(size_t(n_floats) * sizeof(float))};
-        run_on_threads(int(args->threads), DeltaNetJob::work, &job);
-        return 0;
-    } catch (const std::bad_alloc &) {
-        return 1;
-    }
+    return report_memory([&] { run_delta_net(*args); });
+}
+
+EXPORT int skipsearch_run_mamba(const MambaArgs *args) {
+    return report_memory([&] { run_mamba(*args); });
 }
 
 EXPORT void skipsearch_quantize_blocks(const QuantizeArgs *args) { quantize_blocks(*args); }
@@ -175,11 +170,6 @@ EXPORT void skipsearch_read_rows(int64_t dtype, const ReadRowsArgs *args) {
 }
 
 EXPORT int skipsearch_run_product(int64_t dtype, const ProductArgs *args) {
-    try {
-        get_kernels(dtype).run_product(*args);
-        return 0;
-    } catch (const std::bad_alloc &) {
-        return 1;
-    }
+    return report_memory([&] { get_kernels(dtype).run_product(*args); });
 }
 }
