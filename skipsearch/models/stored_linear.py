@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -115,6 +115,22 @@ class StoredLinear(nn.Module):
         if self.bias is not None:
             linear.bias = nn.Parameter(self.bias, requires_grad=False)
         return linear
+
+
+class StackedLinear(nn.Module):
+    """An `nn.Linear` whose rows are those of several matrices in a file, one after the other.
+
+    order: the row of the matrices for each output; None: the same.
+    """
+
+    def __init__(self, parts: Sequence[StoredLinear], order: Tensor | None):
+        super().__init__()
+        self.parts, self.order = nn.ModuleList(parts), order
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply [..., in] to [..., out]."""
+        product = torch.cat([part(x) for part in self.parts], dim=-1)
+        return product if self.order is None else product[..., self.order]
 
 
 class StoredExperts(nn.Module):

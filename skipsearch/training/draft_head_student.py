@@ -51,8 +51,8 @@ FIT_ASIDE_ONE_IN = 8  # texts by which a ridge is chosen
 def choose_vocabulary(tokens: Iterable[int], size: int, vocab_size: int) -> Vocabulary | None:
     """Return the tokens that a head is trained to draft; None: all.
 
-    They are the most frequent of `tokens`. If these are fewer, or if a profile has no room for the
-    ids of all of them, the lowest ids are added.
+    They are the most frequent of `tokens`. If these are fewer, or if a profile cannot hold the ids
+    of all of them, the lowest ids are added.
     """
     if size <= 0 or size >= vocab_size:
         return None

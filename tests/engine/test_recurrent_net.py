@@ -82,9 +82,7 @@ def run_in_parts(net: Any, x: Tensor, model: Any, parts: list[int]) -> tuple[Ten
 
 
 @pytest.mark.parametrize(("family", "sizes"), CASES)
-def test_it_computes_what_transformers_does(
-    family: str, sizes: tuple[int, int, int, int]
-) -> None:
+def test_it_computes_what_transformers_does(family: str, sizes: tuple[int, int, int, int]) -> None:
     model = make_model(family, sizes)
     own = make_own(model)
     for n_texts, parts in ((1, [1]), (2, [70]), (1, [2, 1, 5, 1, 40]), (3, [9, 3])):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.gguf_files import ARCHITECTURES, write_model
 from helpers.marks import thorough
+from torch import nn
 
 import skipsearch as ss
 from models.test_gguf import check_greedy
@@ -23,6 +24,7 @@ from skipsearch.models.loading import gguf_model
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
 from skipsearch.models.loading.gguf_model import open_gguf, unpack_stored_modules
 from skipsearch.models.loading.shipped_heads import ships_draft_head
+from skipsearch.models.stored_linear import StoredLinear
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -176,6 +178,16 @@ def test_a_file_computes_what_transformers_does(
     assert float((stored(tokens).logits[0] - logits).abs().max()) < 1e-4 * scale
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_every_matrix_stays_in_the_file(name: str, tmp_path: Path) -> None:
+    write_model(make_model(name), tmp_path / "m.gguf", "Q8_0")
+    model = open_gguf(str(tmp_path / "m.gguf"), torch.float32).model
+    modules = dict(model.named_modules())
+    read = [path for path, m in modules.items() if isinstance(m, nn.Linear) and m.out_features > 1]
+    assert not read
+    assert any(isinstance(m, StoredLinear) for m in modules.values())
+
+
 @pytest.mark.parametrize("name", DECODED)
 def test_drafts_change_no_token(name: str, tmp_path: Path) -> None:
     reference = make_model(name)
@@ -259,7 +271,7 @@ def test_a_draft_head_after_the_last_layer_is_no_part_of_the_model(tmp_path: Pat
     adapter = ss.load_model(str(path), device="cpu", engine="hf", dtype="float32")
     assert ships_draft_head(str(path), n_layers)
     assert ships_loadable_head(adapter)
-    with pytest.raises(ModuleError, match="the draft head of m.gguf cannot be loaded .m.gguf has"):
+    with pytest.raises(ModuleError, match=r"the draft head of m\.gguf cannot be loaded"):
         load_head_of(adapter)
     counts["glm4moe.nextn_predict_layers"] = n_layers + 1
     write_model(reference, path, metadata=counts, extra=head)

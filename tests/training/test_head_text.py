@@ -169,7 +169,9 @@ def test_every_other_request_of_the_model_begins_as_a_prompt_does(
 
     def write(model: Any, prompts: Any, *_: Any, **__: Any) -> list[Continuation]:
         asked.extend(decode(model, tuple(prompt)) for prompt in prompts)
-        return [Continuation([*encode_text(model.tokenizer, " the end", False), end])] * len(prompts)
+        return [Continuation([*encode_text(model.tokenizer, " the end", False), end])] * len(
+            prompts
+        )
 
     monkeypatch.setattr(head_text, "write_reference_text", write)
     requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)

@@ -6,6 +6,7 @@ import math
 import warnings
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from skipsearch.engine.native.block_formats import find_block_format
 from skipsearch.engine.native.build import (
@@ -17,9 +18,9 @@ from skipsearch.engine.native.build import (
     load_or_build,
 )
 from skipsearch.engine.native.native_adapter import NativeAdapter
-from skipsearch.engine.native.recurrent_net import replace_recurrent_nets
 from skipsearch.engine.native.packed_modules import pack_stored_modules
 from skipsearch.engine.native.panels import PanelPacker
+from skipsearch.engine.native.recurrent_net import replace_recurrent_nets
 from skipsearch.engine.native.repack import repack_weights, warn_if_threads_spin, why_not_native
 from skipsearch.engine.native.rounded import round_matrices_when_read
 from skipsearch.engine.native.structs import DTYPE_CODES, PANEL_ROWS

@@ -93,7 +93,11 @@ INSTRUCTION_SETS: dict[str, InstructionSet] = {  # the plainest first
 }
 # kernels.cpp is compiled for each of these, with the flags of the instruction set.
 KERNEL_TYPES = ("float", "bf16", "double")
-SHARED_KERNELS = ("block_product", "quantize", "recurrent_net")  # compiled once, with the same flags
+SHARED_KERNELS = (
+    "block_product",
+    "quantize",
+    "recurrent_net",
+)  # compiled once, with the same flags
 HOST_SOURCES = ("exports", "packing", "visibility", "threads")
 COMPILE_TIMEOUT_S = 600.0
 

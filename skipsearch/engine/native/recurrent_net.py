@@ -148,9 +148,7 @@ class Mamba(RecurrentNet):
     @staticmethod
     def replaces(module: Any) -> bool:
         """Return whether a module is a layer that this class computes."""
-        return (
-            type(module).__name__ == "GraniteMoeHybridMambaLayer" and module.activation == "silu"
-        )
+        return type(module).__name__ == "GraniteMoeHybridMambaLayer" and module.activation == "silu"
 
     def project(self, x: Tensor) -> list[Tensor]:
         """Return (inputs, B and C, gates, steps)."""

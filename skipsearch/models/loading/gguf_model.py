@@ -31,7 +31,12 @@ from skipsearch.models.loading.gguf_tokenizer import read_tokenizer
 from skipsearch.models.loading.loaded_model import LoadedModel
 from skipsearch.models.loading.quantize import GGUF_PREFIX
 from skipsearch.models.loading.weight_files import hash_weight_files
-from skipsearch.models.stored_linear import StoredEmbedding, StoredExperts, StoredLinear
+from skipsearch.models.stored_linear import (
+    StackedLinear,
+    StoredEmbedding,
+    StoredExperts,
+    StoredLinear,
+)
 from skipsearch.models.third_party import first_line_of, silence_transformers
 
 SUFFIX = ".gguf"
@@ -212,7 +217,7 @@ class StoredHead:
     # Makes the modules that read matrices from the file run fast.
     finish: Callable[[nn.Module], None] = unpack_stored_modules
 
-    def is_there(self, n_layers: int) -> bool:
+    def has_head(self, n_layers: int) -> bool:
         """Return whether the file has one. n_layers: of the model."""
         return f"blk.{n_layers}.nextn.eh_proj.weight" in self.file.tensors
 
@@ -225,7 +230,7 @@ class StoredHead:
 
         config = model.config.get_text_config()
         n = config.num_hidden_layers
-        if not self.is_there(n):
+        if not self.has_head(n):
             raise GGUFError(f"{self.file.name} has no tensors of a draft head")
         # The head shares modules with the model, and these have their weights already.
         with no_init_weights(), no_tie_weights(), _MetaWeights():
@@ -302,9 +307,9 @@ class _ParameterReader:
             return None
         is_tied = path == "lm_head" and self.config.tie_word_embeddings
         source = self.find_source("model.embed_tokens.weight" if is_tied else f"{path}.weight")
-        if len(source.tensors) > 1:
-            return None
         outputs, inputs = module.out_features, module.in_features
+        if len(source.tensors) > 1:
+            return self._stack(source, outputs, inputs) if module.bias is None else None
         matrix = replace(
             self.file.matrix(source.tensors[0], (outputs, inputs)),
             row_order=source.rows and source.rows(self.config, outputs),
@@ -314,6 +319,22 @@ class _ParameterReader:
         if module.bias is not None:
             bias = self.read_numbers(f"{path}.bias", (outputs,)).to(self.dtype)
         return StoredLinear(matrix, bias, self.dtype)
+
+    def _stack(self, source: Source, outputs: int, inputs: int) -> StackedLinear | None:
+        """Return a matrix that several tensors make; None: they are joined by numbers."""
+        if source.join is not None:
+            return None
+        rows = [self.file.tensors[name].shape[0] for name in source.tensors]
+        if sum(rows) != outputs:
+            return None  # `read_numbers` says what is wrong
+        matrices = [
+            self.file.matrix(name, (n, inputs))
+            for name, n in zip(source.tensors, rows, strict=True)
+        ]
+        return StackedLinear(
+            [StoredLinear(matrix, None, self.dtype) for matrix in matrices],
+            source.rows and source.rows(self.config, outputs),
+        )
 
     def _open_experts(self, path: str, module: Any) -> StoredExperts:
         n, twice_width, hidden = module.gate_up_proj.shape

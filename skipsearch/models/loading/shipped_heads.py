@@ -69,8 +69,8 @@ def has_shipped_head(model: Any) -> bool:
     config, stored_head = model.config, getattr(model, "stored_head", None)
     n_layers: int = config.get_text_config().num_hidden_layers
     if stored_head is not None:
-        is_there: bool = stored_head.is_there(n_layers)
-        return is_there
+        has_head: bool = stored_head.has_head(n_layers)
+        return has_head
     return ships_draft_head(config.name_or_path, n_layers)
 
 
