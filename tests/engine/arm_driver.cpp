@@ -78,7 +78,7 @@ int main(int, char **arguments) {
         std::vector<float> x(size_t(ROWS * IN)), y(size_t(ROWS * OUT));
         for (float &value : x) value = next_uniform();
         for (const int64_t activations : {INT8, INT16, FLOAT}) {
-            const ProductArgs args{&matrix, x.data(), y.data(), ROWS, 1, activations};
+            const ProductArgs args{&matrix, x.data(), y.data(), ROWS, 1, activations, 1, nullptr};
             if (multiply(F32, &args)) return 2;
             std::printf("%d %d", int(kind), int(activations));
             for (const float value : y) std::printf(" %a", double(value));

@@ -228,6 +228,29 @@ def test_rows_are_those_of_the_matrix_and_another_matrix_in_its_place_is_dense()
         assert torch.equal(other.to_dense(), matrix.to_dense() + 1)
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.sampled_from(["float", "int8", "int16"]),
+    st.sampled_from([4, 8]),
+)
+def test_each_row_is_multiplied_by_a_part_of_a_matrix(
+    counts: list[int], threads: int, activations: str, bits: int
+) -> None:
+    n_parts, before = len(counts), torch.get_num_threads()
+    weight = random_weight(64 * n_parts, 96).float()
+    matrix = pack_rounded(building.load_or_build(), weight, bits, activations=activations)
+    x = torch.randn(sum(counts), 96, generator=torch.Generator().manual_seed(len(counts)))
+    first_rows = torch.tensor([0, *counts]).cumsum(0)
+    torch.set_num_threads(threads)
+    outputs = matrix.multiply_parts(x, first_rows)
+    torch.set_num_threads(before)
+    part_of_row = torch.arange(n_parts).repeat_interleave(torch.tensor(counts))
+    expected = matrix(x).view(len(x), n_parts, 64)[torch.arange(len(x)), part_of_row]
+    assert torch.equal(outputs, expected)
+
+
 def test_a_nan_among_the_inputs_reaches_every_output() -> None:
     matrix = pack_rounded(building.load_or_build(), torch.randn(40, 64), 4)
     x = torch.randn(2, 64)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skipsearch.engine.native.panels import PanelLinear, PanelPacker
@@ -79,7 +80,7 @@ class PackedExperts(nn.Module):
             nn.Parameter(matrix.weight.view(n_experts, -1), requires_grad=False)
             for matrix in (gate_up, down)
         )
-        self._gate_up, self._down = _split(gate_up, n_experts), _split(down, n_experts)
+        self._gate_up, self._down, self._n_experts = gate_up, down, n_experts
         self._apply_gate: Callable[[Tensor], Tensor] = module._apply_gate
         self._biases = (
             (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else None
@@ -87,32 +88,22 @@ class PackedExperts(nn.Module):
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Run the chosen experts: hidden [N, H]; chosen, weights [N, k] -> [N, H]."""
-        result = torch.zeros_like(hidden)
-        for expert in chosen.unique().tolist():
-            rows, places = (chosen == expert).nonzero(as_tuple=True)
-            gate_up = _multiply(self._gate_up[expert], hidden[rows])
-            if self._biases is not None:
-                gate_up = gate_up + self._biases[0][expert]
-            out = _multiply(self._down[expert], self._apply_gate(gate_up))
-            if self._biases is not None:
-                out = out + self._biases[1][expert]
-            result.index_add_(0, rows, (out * weights[rows, places, None]).to(result.dtype))
-        return result
-
-
-def _split(matrix: PanelLinear, n_parts: int) -> list[PanelLinear]:
-    """Return parts of as many whole panels each, which share the memory of the matrix."""
-    n_rows, n_panels = matrix.shape[0] // n_parts, len(matrix.kinds) // n_parts
-    memory = matrix.weight.view(n_parts, -1)
-    return [
-        replace(
-            matrix,
-            weight=memory[i],
-            kinds=matrix.kinds[i * n_panels : (i + 1) * n_panels],
-            shape=(n_rows, matrix.shape[1]),
-        )
-        for i in range(n_parts)
-    ]
+        n_rows, per_row = chosen.shape
+        experts, pairs = chosen.flatten().sort(stable=True)  # pairs of a row and an expert
+        counts = torch.bincount(experts, minlength=self._n_experts)
+        first_rows = F.pad(counts.cumsum(0), (1, 0))
+        dtype = self._gate_up.dtype
+        inputs = hidden.to(dtype)[pairs.div(per_row, rounding_mode="floor")]
+        gate_up = self._gate_up.multiply_parts(inputs, first_rows)
+        if self._biases is not None:
+            gate_up = gate_up + self._biases[0][experts]
+        out = self._down.multiply_parts(self._apply_gate(gate_up).to(dtype), first_rows)
+        if self._biases is not None:
+            out = out + self._biases[1][experts]
+        # Each row adds its experts in the order in which it chose them.
+        by_row = torch.empty_like(out)
+        by_row[pairs] = out * weights.flatten()[pairs, None].to(out.dtype)
+        return by_row.view(n_rows, per_row, -1).sum(dim=1).to(hidden.dtype)
 
 
 def pack_stored_modules(model: nn.Module, packer: PanelPacker) -> None:

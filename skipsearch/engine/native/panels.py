@@ -127,11 +127,19 @@ class PanelLinear:
         """Return another matrix packed like this one, in dense panels."""
         return PanelPacker(self.library, self.dtype).pack_dense(weight, bias, self.interleave)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply_parts(self, x: Tensor, first_rows: Tensor) -> Tensor:
+        """Multiply each row by one of N parts of the matrix, such as experts: [T, in] to [T, out/N].
+
+        first_rows: [N + 1], where the rows of each part begin. A part has whole panels.
+        """
+        return self._multiply(x, first_rows)
+
+    def _multiply(self, x: Tensor, first_rows: Tensor | None = None) -> Tensor:
         x, matrix, bias = x.contiguous(), self.struct, self.bias_fp32
         if bias is not None:
             matrix.bias = bias.data_ptr()
-        y = x.new_empty(len(x), matrix.out)
+        n_parts = 1 if first_rows is None else len(first_rows) - 1
+        y = x.new_empty(len(x), matrix.out // n_parts)
         self.library.run_product(
             x.dtype,
             structs.ProductArgs(
@@ -141,8 +149,14 @@ class PanelLinear:
                 len(x),
                 torch.get_num_threads(),
                 structs.ACTIVATION_CODES[self.activations],
+                n_parts,
+                None if first_rows is None else first_rows.data_ptr(),
             ),
         )
+        return y
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self._multiply(x)
         if self.interleave == 1:
             return y
         halves = (

@@ -148,6 +148,8 @@ class ProductArgs(ctypes.Structure):
         ("rows", c_int64),
         ("threads", c_int64),
         ("activations", c_int64),
+        ("n_parts", c_int64),
+        ("first_rows", c_void_p),
     )
 
 

@@ -137,13 +137,17 @@ struct PassArgs {
     const Sampling *sampling;      // of a draft of several steps; null: it is greedy
 };
 
-// y = x * matrix^T + bias, for arrays in the model's dtype.
+// y = x * matrix^T + bias, for arrays in the model's dtype. The matrix may have parts of as many
+// whole panels each, such as experts; then each row is multiplied by one of them.
 struct ProductArgs {
     const Matrix *matrix;
     const void *x;                 // [rows, in]
-    void *y;                       // [rows, out]
+    void *y;                       // [rows, outputs of a part]
     int64_t rows, threads;
     int64_t activations;           // Activations
+    int64_t n_parts;
+    const int64_t *first_rows;     // [n_parts + 1], where the rows of a part begin; null: n_parts
+                                   // is 1
 };
 
 // The short convolution of a layer with a recurrent state, and silu. All numbers are float.
