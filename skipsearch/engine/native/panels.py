@@ -128,7 +128,7 @@ class PanelLinear:
         return PanelPacker(self.library, self.dtype).pack_dense(weight, bias, self.interleave)
 
     def multiply_parts(self, x: Tensor, first_rows: Tensor) -> Tensor:
-        """Multiply each row by one of N parts of the matrix, such as experts: [T, in] to [T, out/N].
+        """Multiply each row [T, in] by one of N parts of the matrix, such as experts: [T, out / N].
 
         first_rows: [N + 1], where the rows of each part begin. A part has whole panels.
         """

@@ -31,16 +31,16 @@ template <class T> struct PanelProduct {
     void run(int thread, int threads) {
         const int64_t panels = panel_count(*args.matrix) / args.n_parts;
         for (auto [item, end] = WorkRange(n_active * panels, thread, threads); item < end; ++item) {
-            const int64_t part = active[item / panels];
-            run_panel(part, item % panels, sums + thread * ROWS_AT_ONCE * rounded.planes * PANEL_ROWS);
+            const int64_t own_sums = thread * ROWS_AT_ONCE * rounded.planes * PANEL_ROWS;
+            run_panel(active[item / panels], item % panels, sums + own_sums);
         }
     }
 
     // Multiplies panel n of a part by the rows of the part.
     void run_panel(int64_t part, int64_t n, Acc<T> *thread_sums) {
         const Matrix &matrix = *args.matrix;
-        const int64_t panels = panel_count(matrix) / args.n_parts, outputs = matrix.out / args.n_parts;
-        const int64_t panel = part * panels + n, left = outputs - n * PANEL_ROWS;
+        const int64_t outputs = matrix.out / args.n_parts, left = outputs - n * PANEL_ROWS;
+        const int64_t panel = part * (panel_count(matrix) / args.n_parts) + n;
         const int64_t width = left < PANEL_ROWS ? left : PANEL_ROWS, end = first_row(part + 1);
         for (int64_t r = first_row(part); r < end; r += ROWS_AT_ONCE) {
             const int64_t rows = end - r < ROWS_AT_ONCE ? end - r : ROWS_AT_ONCE;

@@ -1,5 +1,5 @@
-// Recurrent layers, for the instruction set that the compiler's flags choose. All numbers are float, as
-// transformers computes them in every dtype.
+// Recurrent layers, for the instruction set that the compiler's flags choose. All numbers are
+// float, as transformers computes them in every dtype.
 #include "recurrent_net.h"
 
 #include <cmath>
