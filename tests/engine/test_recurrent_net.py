@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from skipsearch.engine.native.build import load_or_build
+from skipsearch.engine.native.build import INSTRUCTION_SETS, best_instruction_set, load_or_build
 from skipsearch.engine.native.recurrent_net import (
     DeltaNet,
     Mamba,
@@ -68,9 +68,9 @@ def find_net(model: Any) -> Any:
     return layer.mamba if hasattr(layer, "mamba") else layer.linear_attn
 
 
-def make_own(model: Any) -> RecurrentNet:
-    net = find_net(model)
-    return next(kind for kind in (DeltaNet, Mamba) if kind.replaces(net))(net, load_or_build())
+def make_own(model: Any, instructions: str | None = None) -> RecurrentNet:
+    net, library = find_net(model), load_or_build(instructions=instructions)
+    return next(kind for kind in (DeltaNet, Mamba) if kind.replaces(net))(net, library)
 
 
 def run_in_parts(net: Any, x: Tensor, model: Any, parts: list[int]) -> tuple[Tensor, Tensor]:
@@ -81,10 +81,11 @@ def run_in_parts(net: Any, x: Tensor, model: Any, parts: list[int]) -> tuple[Ten
     return torch.cat(outputs, dim=1), cache.get_recurrent_state(0, state_idx=0)
 
 
-@pytest.mark.parametrize(("family", "sizes"), CASES)
-def test_it_computes_what_transformers_does(family: str, sizes: tuple[int, int, int, int]) -> None:
+def check_against_transformers(
+    family: str, sizes: tuple[int, int, int, int], instructions: str | None = None
+) -> None:
     model = make_model(family, sizes)
-    own = make_own(model)
+    own = make_own(model, instructions)
     for n_texts, parts in ((1, [1]), (2, [70]), (1, [2, 1, 5, 1, 40]), (3, [9, 3])):
         x = torch.randn(n_texts, sum(parts), 32)
         expected, states = run_in_parts(find_net(model), x, model, parts)
@@ -92,6 +93,21 @@ def test_it_computes_what_transformers_does(family: str, sizes: tuple[int, int, 
         torch.testing.assert_close(outputs, expected, rtol=1e-3, atol=2e-4)
         torch.testing.assert_close(own_states, states, rtol=1e-3, atol=2e-4)
         assert float(expected.abs().max()) > 0.1
+
+
+@pytest.mark.parametrize(("family", "sizes"), CASES)
+def test_it_computes_what_transformers_does(family: str, sizes: tuple[int, int, int, int]) -> None:
+    check_against_transformers(family, sizes)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("instructions", ["plain", "avx2", "avx512"])
+def test_every_set_of_instructions_computes_the_same(instructions: str) -> None:
+    best = INSTRUCTION_SETS[best_instruction_set()]
+    if not set(INSTRUCTION_SETS[instructions].x86) <= set(best.x86):
+        pytest.skip(f"this processor has no {instructions}")
+    for family, sizes in CASES:
+        check_against_transformers(family, sizes, instructions)
 
 
 @pytest.mark.parametrize(("family", "sizes"), [CASES[0], CASES[-1]])
