@@ -72,16 +72,27 @@ def find_experts(model: Any) -> Experts | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
+def name_input_weight(experts: Any) -> str:
+    """Return the name of the weight that reads the inputs of experts: of gates and ups, or of ups.
+
+    experts: a module of transformers.
+    """
+    return "gate_up_proj" if experts.has_gate else "up_proj"
+
+
 def experts_first_order(experts: Any) -> Tensor:
     """Return, for the rows of the gates of all experts and then of their ups, their places.
 
     experts: a module of transformers, whose matrices of gates and ups are [E, 2 · I, H] or
-    transposed. A place is a row of them as [E · 2 · I, H]. Returns [2 · E · I].
+    transposed. A place is a row of them as [E · 2 · I, H]. Returns [2 · E · I]; without gates,
+    [E · I].
     """
-    weight = experts.gate_up_proj  # on the device "meta" if a file has it
+    weight = getattr(experts, name_input_weight(experts))  # on "meta" if a file has it
     n, width = weight.shape[0], weight.shape[2 if experts.is_transposed else 1]
     device = None if weight.is_meta else weight.device
     places = torch.arange(n * width, device=device).view(n, width)
+    if not experts.has_gate:
+        return places.flatten()
     if experts.is_concatenated:  # else rows of gate and up alternate
         return places.view(n, 2, -1).transpose(0, 1).flatten()
     return places.view(n, -1, 2).permute(2, 0, 1).flatten()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skipsearch.models.experts import experts_first_order
+from skipsearch.models.experts import experts_first_order, name_input_weight
 
 PART_ELEMENTS = 1 << 20  # of a weight that is dequantised at once
 
@@ -136,7 +136,8 @@ class StackedLinear(nn.Module):
 class StoredExperts(nn.Module):
     """The experts of a layer, whose weights are stored in a file.
 
-    gate_up: parts with the same inputs H, together [2 · E · I, H]. order: the row of the parts,
+    gate_up: parts with the same inputs H, together [2 · E · I, H], or [E · I, H] of experts without
+    gates. order: the row of the parts,
     side by side, for each row of the gates of all experts and then of their ups; None: the same.
     down: [E · H, I]. Biases stay in `module`.
     """
@@ -169,12 +170,12 @@ class StoredExperts(nn.Module):
         gate_up = torch.empty_like(rows)
         gate_up[experts_first_order(self.module)] = rows
         gate_up, down = (
-            weight.view(len(module.gate_up_proj), -1, weight.shape[1])
+            weight.view(len(module.down_proj), -1, weight.shape[1])
             for weight in (gate_up, unpack_matrix(self.down, self.dtype))
         )
         if module.is_transposed:
             gate_up, down = (weight.transpose(1, 2).contiguous() for weight in (gate_up, down))
-        module.gate_up_proj = nn.Parameter(gate_up, requires_grad=False)
+        setattr(module, name_input_weight(module), nn.Parameter(gate_up, requires_grad=False))
         module.down_proj = nn.Parameter(down, requires_grad=False)
         return module
 

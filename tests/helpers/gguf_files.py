@@ -45,6 +45,7 @@ ARCHITECTURES = {
     "lfm2_moe": "lfm2moe",
     "glm4_moe": "glm4moe",
     "granitemoehybrid": "granitehybrid",
+    "nemotron_h": "nemotron_h",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -59,11 +60,36 @@ ROTATES_NEIGHBOURS = (
     "smollm3",
 )
 NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")
+EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 # What files have in float32 although it is no vector.
 IN_FLOAT32 = (
     "gate.weight", "router.weight", "router.proj.weight", "norm.weight", "conv1d.weight",
-    "conv.conv.weight", "_bias", "A_log", "mamba.D",
+    "conv.conv.weight", "_bias", "A_log", "mamba.D", "mixer.D",
 )  # fmt: skip
+NAMES_OF_NEMOTRON_H = {
+    "norm.weight": "attn_norm.weight",
+    "mixer.A_log": "ssm_a",
+    "mixer.D": "ssm_d",
+    "mixer.dt_bias": "ssm_dt.bias",
+    "mixer.conv1d.weight": "ssm_conv1d.weight",
+    "mixer.conv1d.bias": "ssm_conv1d.bias",
+    "mixer.in_proj.weight": "ssm_in.weight",
+    "mixer.out_proj.weight": "ssm_out.weight",
+    "mixer.norm.weight": "ssm_norm.weight",
+    "mixer.q_proj.weight": "attn_q.weight",
+    "mixer.k_proj.weight": "attn_k.weight",
+    "mixer.v_proj.weight": "attn_v.weight",
+    "mixer.o_proj.weight": "attn_output.weight",
+    "mixer.up_proj.weight": "ffn_up.weight",
+    "mixer.down_proj.weight": "ffn_down.weight",
+    "mixer.gate.weight": "ffn_gate_inp.weight",
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mixer.experts.up_proj": "ffn_up_exps.weight",
+    "mixer.experts.down_proj": "ffn_down_exps.weight",
+    "mixer.shared_experts.up_proj.weight": "ffn_up_shexp.weight",
+    "mixer.shared_experts.down_proj.weight": "ffn_down_shexp.weight",
+}
 # Endings of names in transformers that llama.cpp's converter renames itself.
 RENAMED = {
     "dt_bias": "ssm_dt.bias",
@@ -126,19 +152,24 @@ def write_model(
     """
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
+    if architecture == "nemotron_h" and "moe" in config.layer_types:
+        architecture = "nemotron_h_moe"
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=shards)
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {"rope_theta": 1e4}
     rope = rope.get("full_attention", rope)
     first = config.per_layer_config[0] if architecture == "gemma4" else config
     head_dim = getattr(first, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kinds = getattr(config, "layer_types", None) or []
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    if getattr(config, "intermediate_size", None):
+    if architecture in NEMOTRON_H:
+        width = config.moe_intermediate_size if "moe" in kinds else config.intermediate_size
+        writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in kinds])
+    elif getattr(config, "intermediate_size", None):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    kinds = getattr(config, "layer_types", None) or []
-    if architecture in ("lfm2", "lfm2moe", "granitehybrid"):
+    if architecture in ("lfm2", "lfm2moe", "granitehybrid", *NEMOTRON_H):
         heads_kv = [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
         writer.add_head_count_kv(heads_kv)
     else:
@@ -150,10 +181,13 @@ def write_model(
     if architecture in ("command-r", "cohere2"):
         writer.add_layer_norm_eps(config.layer_norm_eps)
     else:
-        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
+        writer.add_layer_norm_rms_eps(
+            next(filter(None, (getattr(config, name, None) for name in EPSILONS)))
+        )
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
-    if per_token := getattr(config, "num_experts_per_tok", None):
+    per_token = getattr(config, "num_experts_per_tok", None)
+    if per_token and architecture != "nemotron_h":
         n_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", 0)
         writer.add_expert_count(n_experts)
         writer.add_expert_used_count(per_token)
@@ -179,7 +213,7 @@ def write_model(
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for new_name, value in _convert(name, weight.detach().float(), architecture, config):
-            known = new_name.startswith(("blk.", "token_embd")) or names.get_name(
+            known = new_name.startswith(("blk.", "token_embd", "output_norm")) or names.get_name(
                 new_name, (".weight", ".bias")
             )
             new_name = new_name if known is True else known
@@ -232,6 +266,18 @@ def _add_settings(writer: Any, architecture: str, config: Any) -> None:
         writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
         if config.num_local_experts:
             writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    if architecture in NEMOTRON_H:
+        writer.add_ssm_conv_kernel(config.conv_kernel)
+        writer.add_ssm_state_size(config.ssm_state_size)
+        writer.add_ssm_group_count(config.n_groups)
+        writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+        writer.add_ssm_time_step_rank(config.mamba_num_heads)
+    if architecture == "nemotron_h_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
     if hasattr(config, "linear_num_value_heads"):
         writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
         writer.add_ssm_state_size(config.linear_key_head_dim)
@@ -284,6 +330,9 @@ def _convert(
     """Yield what llama.cpp's converter makes of a tensor, under its name or that of the file."""
     parts, module = name.split("."), name.split(".")[-2]
     layer = f"blk.{parts[2]}." if parts[:2] == ["model", "layers"] else ""
+    if architecture in NEMOTRON_H:
+        yield _convert_nemotron_h(name, layer, value, config)
+        return
     if ".experts." in name:
         yield from _convert_experts(
             f"{layer}ffn_",
@@ -337,6 +386,22 @@ def _convert(
             yield layer + new_name, value
             return
     yield name, value
+
+
+def _convert_nemotron_h(name: str, layer: str, value: Tensor, config: Any) -> tuple[str, Tensor]:
+    if not layer:
+        return {"model.embeddings.weight": "token_embd.weight",
+                "model.norm_f.weight": "output_norm.weight"}.get(name, name), value  # fmt: skip
+    ending = name.split(".", 3)[3]
+    if ending == "mixer.A_log":
+        value = -value.exp()
+    if ending in ("mixer.A_log", "mixer.D"):
+        value = value[:, None]
+    if ending == "mixer.norm.weight":
+        value = value.view(config.n_groups, -1)
+    if ending == "mixer.conv1d.weight":
+        value = value.squeeze(1)
+    return layer + NAMES_OF_NEMOTRON_H[ending], value
 
 
 def _convert_experts(

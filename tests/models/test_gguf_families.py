@@ -16,10 +16,12 @@ from torch import nn
 import skipsearch as ss
 from models.test_gguf import check_greedy
 from models.tiny import new_random_model
+from skipsearch.core.mask import SkipMask
 from skipsearch.decoding import Decoder
 from skipsearch.drafters.mtp.shipped import load_head_of, ships_loadable_head
-from skipsearch.engine import native
+from skipsearch.engine import forward, native
 from skipsearch.errors import ModelError, ModuleError, UnpackedWeightsWarning
+from skipsearch.models.kv_cache import Planner
 from skipsearch.models.loading import gguf_model
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
 from skipsearch.models.loading.gguf_model import open_gguf, unpack_stored_modules
@@ -51,6 +53,15 @@ MAMBA = {
     "logits_scaling": 1.7,
     "attention_multiplier": 0.4,
     "tie_word_embeddings": True,
+}
+NEMOTRON_H = {
+    **WIDE,
+    "num_hidden_layers": 4,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "time_step_min": 1e-30,
 }
 GEMMA4 = {
     **WIDE,
@@ -138,6 +149,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**MAMBA, "num_local_experts": 0, "num_experts_per_tok": 0,
          "position_embedding_type": "rope"},
     ),
+    "nemotron_h": (
+        "nemotron_h",
+        {**NEMOTRON_H,
+         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+    ),
+    "nemotron_h-experts": (
+        "nemotron_h",
+        {**NEMOTRON_H, **EXPERTS,
+         "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+         "n_routed_experts": 4, "moe_shared_expert_intermediate_size": 64,
+         "routed_scaling_factor": 2.5},
+    ),
     "qwen3_next": (
         "qwen3_next",
         {**DELTA_NET, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 64},
@@ -222,6 +245,29 @@ def test_matrices_stay_in_their_blocks_and_drafts_change_no_token(
     assert stats.accepted < stats.drafted
 
 
+@pytest.mark.parametrize("name", DECODED)
+def test_a_mask_leaves_out_what_it_does_with_unpacked_matrices(name: str, tmp_path: Path) -> None:
+    write_model(make_model(name), tmp_path / "m.gguf", "Q8_0")
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+    path, tokens = str(tmp_path / "m.gguf"), torch.tensor([PROMPT])
+    models = [
+        ss.load_model(path, engine="hf", **options),
+        ss.load_model(path, engine="native", activations="float", **options),
+    ]
+    n, plan = models[0].spec.n_layers, Planner(64, torch.device("cpu")).plan_chain(0, len(PROMPT))
+    full = forward(models[0], tokens, models[0].new_cache(1, 64), plan)
+    parts = [(i, kind) for i in range(n) for kind in ("attn", "mlp")]
+    n_changed = 0
+    for i, kind in parts:
+        mask = SkipMask(n, (i,) if kind == "attn" else (), (i,) if kind == "mlp" else ())
+        expected, packed = (
+            forward(model, tokens, model.new_cache(1, 64), plan, mask) for model in models
+        )
+        torch.testing.assert_close(packed, expected, rtol=1e-3, atol=1e-3)
+        n_changed += not torch.allclose(expected, full, rtol=1e-2, atol=1e-2)
+    assert n_changed > len(parts) / 3, "most parts may be left out"
+
+
 def test_without_a_compiler_weights_are_unpacked_and_the_price_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +342,9 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "dense": ("glm4_moe", {"glm4moe.leading_dense_block_count": 9}, "has no tensor"),
     "mamba": ("granitemoehybrid", {"granitehybrid.ssm.inner_size": 64}, "needs"),
     "mamba heads": ("granitemoehybrid", {"granitehybrid.ssm.time_step_rank": 7}, "make no|needs"),
+    "sub-layers": ("nemotron_h", {"nemotron_h.feed_forward_length": 96}, "a list of 4 numbers"),
+    "latent": ("nemotron_h-experts", {"nemotron_h_moe.moe_latent_size": 32}, "has no tensor|needs"),
+    "groups": ("nemotron_h", {"nemotron_h.ssm.group_count": 9}, "group_count is 9"),
     "cap": ("gemma2", {"gemma2.final_logit_softcapping": 0.0}, "final_logit_softcapping is 0;"),
     "windows": (
         "gemma4_text",

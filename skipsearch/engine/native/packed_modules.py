@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from skipsearch.engine.native.panels import PanelLinear, PanelPacker
 from skipsearch.engine.native.structs import PANEL_ROWS
-from skipsearch.models.experts import experts_first_order
+from skipsearch.models.experts import experts_first_order, name_input_weight
 from skipsearch.models.fused.linear import StoredFusedLinear
 from skipsearch.models.stored_linear import StoredEmbedding, StoredExperts, StoredLinear
 
@@ -30,7 +30,8 @@ class PackedLinear(nn.Module):
     def __init__(self, matrix: PanelLinear, columns: Tensor | None = None):
         super().__init__()
         self.out_features, self.in_features = matrix.shape
-        self.panels = nn.Parameter(matrix.weight, requires_grad=False)  # counts as memory
+        # Counts as memory. Two dimensions, by which a part of a layer with matrices is recognised.
+        self.panels = nn.Parameter(matrix.weight.view(1, -1), requires_grad=False)
         self.matrix, self.columns = matrix, columns
 
     @property
@@ -74,17 +75,18 @@ class PackedExperts(nn.Module):
     def __init__(self, module: Any, gate_up: PanelLinear, down: PanelLinear):
         """Make the module. module: what it replaces, which keeps biases and the activation."""
         super().__init__()
-        n_experts = len(module.gate_up_proj)
+        n_experts = len(module.down_proj)
         # One entry for each expert, from which the size of an expert is known.
         self.panels = nn.ParameterList(
             nn.Parameter(matrix.weight.view(n_experts, -1), requires_grad=False)
             for matrix in (gate_up, down)
         )
         self._gate_up, self._down, self._n_experts = gate_up, down, n_experts
-        self._apply_gate: Callable[[Tensor], Tensor] = module._apply_gate
-        self._biases = (
-            (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else None
+        self._apply_gate: Callable[[Tensor], Tensor] = (
+            module._apply_gate if module.has_gate else module.act_fn
         )
+        names = f"{name_input_weight(module)}_bias", "down_proj_bias"
+        self._biases = [getattr(module, name) for name in names] if module.has_bias else None
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Run the chosen experts: hidden [N, H]; chosen, weights [N, k] -> [N, H]."""
@@ -134,7 +136,7 @@ def _pack(module: nn.Module, packer: PanelPacker) -> nn.Module:
         fused = StoredFusedLinear((matrix,), module.bias, module.dtype)
         return PackedLinear(packer.pack(fused), columns)
     assert isinstance(module, StoredExperts)
-    n_experts = len(module.module.gate_up_proj)
+    n_experts = len(module.module.down_proj)
     gate_up = StoredFusedLinear(module.gate_up, None, module.dtype, _place_rows(module))
     down = StoredFusedLinear((module.down,), None, module.dtype)
     if any(matrix.shape[0] // n_experts % PANEL_ROWS for matrix in (gate_up, down)):

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from skipsearch.engine.native import structs
 from skipsearch.engine.native.build import NativeLibrary
 
+MAMBA_LAYERS = ("GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer")
+
 
 class RecurrentNet(nn.Module):
     """A layer of transformers between whose projections the kernels compute."""
@@ -139,7 +141,7 @@ class DeltaNet(RecurrentNet):
 
 
 class Mamba(RecurrentNet):
-    """A layer of Mamba 2 in Granite's hybrids (Dao and Gu, arXiv 2405.21060)."""
+    """A layer of Mamba 2 of Granite's hybrids or Nemotron-H (Dao and Gu, arXiv 2405.21060)."""
 
     def __init__(self, module: Any, library: NativeLibrary):
         super().__init__(module, library)

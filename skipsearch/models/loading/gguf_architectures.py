@@ -165,6 +165,35 @@ GRANITE_HYBRID: Mapping[str, Sequence[Source]] = {
     ],
 }
 
+NEMOTRON_H: Mapping[str, Sequence[Source]] = {
+    "model.embeddings.weight": [Source(("token_embd.weight",))],
+    "model.norm_f.weight": [Source(("output_norm.weight",))],
+    "norm.weight": [Source(("attn_norm.weight",))],  # of whatever sub-layer
+    "mixer.A_log": [Source(("ssm_a",), join=_log_of_negative)],
+    "mixer.dt_bias": [Source(("ssm_dt.bias",))],
+    **{
+        f"mixer.{name}": [Source((tensor,))]
+        for name, tensor in (
+            ("D", "ssm_d"),
+            ("conv1d.weight", "ssm_conv1d.weight"),
+            ("conv1d.bias", "ssm_conv1d.bias"),
+            ("in_proj.weight", "ssm_in.weight"),
+            ("norm.weight", "ssm_norm.weight"),
+            ("out_proj.weight", "ssm_out.weight"),
+            ("q_proj.weight", "attn_q.weight"),
+            ("k_proj.weight", "attn_k.weight"),
+            ("v_proj.weight", "attn_v.weight"),
+            ("o_proj.weight", "attn_output.weight"),
+            ("up_proj.weight", "ffn_up.weight"),
+            ("down_proj.weight", "ffn_down.weight"),
+            ("gate.weight", "ffn_gate_inp.weight"),
+            ("gate.e_score_correction_bias", "exp_probs_b.bias"),
+            ("shared_experts.up_proj.weight", "ffn_up_shexp.weight"),
+            ("shared_experts.down_proj.weight", "ffn_down_shexp.weight"),
+        )
+    },
+}
+
 
 GEMMA4: Mapping[str, Sequence[Source]] = {
     "layer_scalar": [Source(("layer_output_scale.weight",))],
@@ -443,6 +472,55 @@ def _add_granite_hybrid(file: GGUFFile, settings: Settings) -> None:
     }
 
 
+def _add_nemotron_h(file: GGUFFile, settings: Settings) -> None:
+    name, n_layers = _name_of(file), settings["num_hidden_layers"]
+    attends = _list_attending(file, settings)
+    widths = file.metadata.get(f"{name}.feed_forward_length")
+    if not isinstance(widths, list) or len(widths) != n_layers:
+        raise GGUFError(
+            f"{file.name}: {name}.feed_forward_length has to be a list of {n_layers} numbers, one "
+            "for each layer; download the file again"
+        )
+    has_experts = file.get(f"{name}.expert_count", int, 0) > 0
+    n_heads = file.require_int(f"{name}.ssm.time_step_rank", 1, 1 << 16)
+    kinds = [
+        "full_attention"
+        if attend
+        else ("moe" if has_experts else "mlp")
+        if width
+        else "linear_attention"
+        for attend, width in zip(attends, widths, strict=True)
+    ]
+    settings |= {
+        "layers_block_type": kinds,
+        "layer_norm_epsilon": settings["rms_norm_eps"],
+        "mamba_num_heads": n_heads,
+        "mamba_head_dim": file.require_int(f"{name}.ssm.inner_size", n_heads) // n_heads,
+        "n_groups": file.require_int(f"{name}.ssm.group_count", 1, n_heads),
+        "ssm_state_size": file.require_int(f"{name}.ssm.state_size", 1, 1 << 16),
+        "conv_kernel": file.require_int(f"{name}.ssm.conv_kernel", 2, 1 << 10),
+        "use_conv_bias": any(tensor.endswith("ssm_conv1d.bias") for tensor in file.tensors),
+        # No bound, as in llama.cpp and in passes of transformers over one token.
+        "time_step_min": 1e-30,
+    }
+    if has_experts:
+        _add_experts(file, settings, file.metadata.get(f"{name}.expert_weights_norm") is True)
+        settings |= {
+            "n_routed_experts": settings.pop("num_experts"),
+            "n_shared_experts": file.require_int(f"{name}.expert_shared_count", 1, MAX_EXPERTS),
+            "moe_intermediate_size": file.require_int(f"{name}.expert_feed_forward_length"),
+            "moe_shared_expert_intermediate_size": file.require_int(
+                f"{name}.expert_shared_feed_forward_length"
+            ),
+            "moe_latent_size": file.get(f"{name}.moe_latent_size", int, 0) or None,
+            "routed_scaling_factor": file.require_float(
+                f"{name}.expert_weights_scale", 1.0, 1e-9, 1e9
+            ),
+            "n_group": file.get(f"{name}.expert_group_count", int, 1),
+            "topk_group": file.get(f"{name}.expert_group_used_count", int, 1),
+        }
+
+
 def _add_gemma4(file: GGUFFile, settings: Settings) -> None:
     n_layers, full_rope = settings["num_hidden_layers"], settings["rope_parameters"]
     slides, names = _list_sliding(file, "gemma4", n_layers), file.tensors
@@ -581,6 +659,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture("granite", _add_granite, BY_HALVES),
     "granitemoe": Architecture("granitemoe", _add_granite_moe, GRANITE_MOE),
     "granitehybrid": Architecture("granitemoehybrid", _add_granite_hybrid, GRANITE_HYBRID),
+    # Their queries and keys are not turned, whatever the file says of it.
+    "nemotron_h": Architecture("nemotron_h", _add_nemotron_h, NEMOTRON_H, partly_rotated=True),
+    "nemotron_h_moe": Architecture("nemotron_h", _add_nemotron_h, NEMOTRON_H, partly_rotated=True),
     "glm4": Architecture("glm4", _add_glm4, partly_rotated=True),
     "smollm3": Architecture("smollm3", _add_attention_bias, BY_HALVES),
     "ernie4_5": Architecture("ernie4_5", _add_ernie),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from skipsearch.models.adapter import ModelSpec
+from skipsearch.models.experts import name_input_weight
 from skipsearch.models.families.table import family_of
 from skipsearch.models.loading.gguf_architectures import Source
 from skipsearch.models.loading.gguf_config import (
@@ -42,7 +43,12 @@ from skipsearch.models.third_party import first_line_of, silence_transformers
 SUFFIX = ".gguf"
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")  # of parameters of transformers
 # Weights of modules that read them from the file.
-IN_STORED_MODULES = (".table.weight", ".module.gate_up_proj", ".module.down_proj")
+IN_STORED_MODULES = (
+    ".table.weight",
+    ".module.gate_up_proj",
+    ".module.up_proj",
+    ".module.down_proj",
+)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+\-]{0,79}")  # no slash, which marks a Hub id
 
 
@@ -337,10 +343,10 @@ class _ParameterReader:
         )
 
     def _open_experts(self, path: str, module: Any) -> StoredExperts:
-        n, twice_width, hidden = module.gate_up_proj.shape
+        n, twice_width, hidden = getattr(module, name_input_weight(module)).shape
         if module.is_transposed:
             hidden, twice_width = twice_width, hidden
-        width = twice_width // 2
+        width = twice_width // 2 if module.has_gate else twice_width
         layer = f"blk.{path.split('.')[2]}.ffn_"
         order = None
         if (fused := f"{layer}gate_up_exps.weight") in self.file.tensors:
@@ -349,7 +355,7 @@ class _ParameterReader:
         else:
             gate_up = [
                 self.file.stacked_matrix(f"{layer}{name}_exps.weight", (n, width, hidden))
-                for name in ("gate", "up")
+                for name in (("gate", "up") if module.has_gate else ("up",))
             ]
         down = self.file.stacked_matrix(f"{layer}down_exps.weight", (n, hidden, width))
         return StoredExperts(module, tuple(gate_up), order, down, self.dtype)
