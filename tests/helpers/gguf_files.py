@@ -61,7 +61,6 @@ ROTATES_NEIGHBOURS = (
 )
 NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")
-EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
 # What files have in float32 although it is no vector.
 IN_FLOAT32 = (
     "gate.weight", "router.weight", "router.proj.weight", "norm.weight", "conv1d.weight",
@@ -119,6 +118,12 @@ FORMATS = (
 )  # that gguf can write
 
 
+def name_architecture(config: Any) -> str:
+    """Return the architecture of the file of a model."""
+    has_experts = "moe" in (getattr(config, "layer_types", None) or ())
+    return ARCHITECTURES[config.model_type] + ("_moe" if has_experts else "")
+
+
 def round_to_format(weight: Tensor, number_format: str) -> Tensor:
     """Return a matrix as a file of this format has it, in float32."""
     kind = gguf.GGMLQuantizationType[number_format]
@@ -151,9 +156,7 @@ def write_model(
     file of a split model; 0: one file.
     """
     config = model.config
-    architecture = ARCHITECTURES[config.model_type]
-    if architecture == "nemotron_h" and "moe" in config.layer_types:
-        architecture = "nemotron_h_moe"
+    architecture = name_architecture(config)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=shards)
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": 1e4}
     rope = rope.get("full_attention", rope)
@@ -178,12 +181,12 @@ def write_model(
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(float(rope["rope_theta"]))
-    if architecture in ("command-r", "cohere2"):
+    if architecture in NEMOTRON_H:
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    elif architecture in ("command-r", "cohere2"):
         writer.add_layer_norm_eps(config.layer_norm_eps)
     else:
-        writer.add_layer_norm_rms_eps(
-            next(filter(None, (getattr(config, name, None) for name in EPSILONS)))
-        )
+        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     per_token = getattr(config, "num_experts_per_tok", None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.gguf_files import ARCHITECTURES, write_model
+from helpers.gguf_files import name_architecture, write_model
 from helpers.marks import thorough
 from torch import nn
 
@@ -393,6 +393,8 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "qwen3_next": {},
     "qwen3_5_text": {},
     "qwen3_5_moe_text": {},
+    "nemotron_h": {},
+    "nemotron_h-experts": {},
 }
 # What files have for images, and llama.cpp asks for.
 SECTIONS = {f"{name}.rope.dimension_sections": [2, 1, 1, 0] for name in ("qwen35", "qwen35moe")}
@@ -404,7 +406,7 @@ def test_llama_cpp_computes_the_same_from_the_same_file(name: str, tmp_path: Pat
     llama_cpp = pytest.importorskip("llama_cpp", minversion="0.3.36")
     family, changes = MODELS[name]
     model = new_random_model(family, **{**changes, **IN_LLAMA_CPP[name]}).float()
-    architecture, path = ARCHITECTURES[model.config.model_type], tmp_path / "model.gguf"
+    architecture, path = name_architecture(model.config), tmp_path / "model.gguf"
     metadata = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": 61}
     sections = f"{architecture}.rope.dimension_sections"
     metadata |= {sections: SECTIONS[sections]} if sections in SECTIONS else {}

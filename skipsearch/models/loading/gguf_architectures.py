@@ -493,7 +493,7 @@ def _add_nemotron_h(file: GGUFFile, settings: Settings) -> None:
     ]
     settings |= {
         "layers_block_type": kinds,
-        "layer_norm_epsilon": settings["rms_norm_eps"],
+        "layer_norm_epsilon": settings["layer_norm_eps"],
         "mamba_num_heads": n_heads,
         "mamba_head_dim": file.require_int(f"{name}.ssm.inner_size", n_heads) // n_heads,
         "n_groups": file.require_int(f"{name}.ssm.group_count", 1, n_heads),
@@ -659,9 +659,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture("granite", _add_granite, BY_HALVES),
     "granitemoe": Architecture("granitemoe", _add_granite_moe, GRANITE_MOE),
     "granitehybrid": Architecture("granitemoehybrid", _add_granite_hybrid, GRANITE_HYBRID),
-    # Their queries and keys are not turned, whatever the file says of it.
-    "nemotron_h": Architecture("nemotron_h", _add_nemotron_h, NEMOTRON_H, partly_rotated=True),
-    "nemotron_h_moe": Architecture("nemotron_h", _add_nemotron_h, NEMOTRON_H, partly_rotated=True),
+    # Queries and keys are not turned, whatever the file says. The key of its epsilon is that of
+    # layer norms, and the norms are RMS norms.
+    **{
+        name: Architecture(
+            "nemotron_h", _add_nemotron_h, NEMOTRON_H, has_layer_norms=True, partly_rotated=True
+        )
+        for name in ("nemotron_h", "nemotron_h_moe")
+    },
     "glm4": Architecture("glm4", _add_glm4, partly_rotated=True),
     "smollm3": Architecture("smollm3", _add_attention_bias, BY_HALVES),
     "ernie4_5": Architecture("ernie4_5", _add_ernie),
