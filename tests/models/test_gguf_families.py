@@ -325,6 +325,26 @@ def test_a_draft_head_after_the_last_layer_is_no_part_of_the_model(tmp_path: Pat
         open_gguf(str(path), torch.float32)
 
 
+def test_numbers_of_each_layer_may_count_a_draft_head(tmp_path: Path) -> None:
+    reference = make_model("nemotron_h-experts")
+    path, n_layers = tmp_path / "m.gguf", reference.config.num_hidden_layers
+    name, kinds = "nemotron_h_moe", reference.config.layer_types
+    width, heads = reference.config.moe_intermediate_size, reference.config.num_key_value_heads
+    counts = {
+        f"{name}.block_count": n_layers + 1,
+        f"{name}.nextn_predict_layers": 1,
+        f"{name}.feed_forward_length": [*(width * (kind == "moe") for kind in kinds), width],
+        f"{name}.attention.head_count_kv": [
+            *(heads * (kind == "full_attention") for kind in kinds),
+            heads,
+        ],
+    }
+    head = {f"blk.{n_layers}.nextn.eh_proj.weight": torch.ones(64, 128)}
+    write_model(reference, path, metadata=counts, extra=head)
+    model, tokens = open_gguf(str(path), torch.float32).model, torch.tensor([PROMPT])
+    torch.testing.assert_close(model(tokens).logits, reference(tokens).logits, rtol=1e-3, atol=1e-3)
+
+
 # What a file may claim of itself -> the sentence that refuses it.
 BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "layers": ("lfm2", {"lfm2.attention.head_count_kv": [0, 2]}, "a list of 3 numbers"),

@@ -206,16 +206,23 @@ def _name_of(file: GGUFFile) -> str:
     return str(file.metadata["general.architecture"])
 
 
+def _list_numbers(file: GGUFFile, key: str, n_layers: int) -> list[Any]:
+    """Return the numbers of a key, one for each layer of the model. Raises: GGUFError."""
+    name = _name_of(file)
+    numbers = file.metadata.get(f"{name}.{key}")
+    n_blocks = n_layers + file.get(f"{name}.nextn_predict_layers", int, 0)  # and draft heads
+    if not isinstance(numbers, list) or len(numbers) != n_blocks:
+        raise GGUFError(
+            f"{file.name}: {name}.{key} has to be a list of {n_blocks} numbers, one for each "
+            "layer; download the file again"
+        )
+    return numbers[:n_layers]
+
+
 def _list_attending(file: GGUFFile, settings: Settings) -> list[bool]:
     """Return which layers attend, by their numbers of heads for keys. Raises: GGUFError."""
-    key, n_layers = f"{_name_of(file)}.attention.head_count_kv", settings["num_hidden_layers"]
-    heads = file.metadata.get(key)
-    if not isinstance(heads, list) or len(heads) != n_layers:
-        raise GGUFError(
-            f"{file.name}: {key} has to be a list of {n_layers} numbers, one for each layer; "
-            "download the file again"
-        )
-    return [bool(number) for number in heads]
+    numbers = _list_numbers(file, "attention.head_count_kv", settings["num_hidden_layers"])
+    return [bool(number) for number in numbers]
 
 
 def _add_granite(file: GGUFFile, settings: Settings) -> None:
@@ -473,14 +480,8 @@ def _add_granite_hybrid(file: GGUFFile, settings: Settings) -> None:
 
 
 def _add_nemotron_h(file: GGUFFile, settings: Settings) -> None:
-    name, n_layers = _name_of(file), settings["num_hidden_layers"]
-    attends = _list_attending(file, settings)
-    widths = file.metadata.get(f"{name}.feed_forward_length")
-    if not isinstance(widths, list) or len(widths) != n_layers:
-        raise GGUFError(
-            f"{file.name}: {name}.feed_forward_length has to be a list of {n_layers} numbers, one "
-            "for each layer; download the file again"
-        )
+    name, attends = _name_of(file), _list_attending(file, settings)
+    widths = _list_numbers(file, "feed_forward_length", settings["num_hidden_layers"])
     has_experts = file.get(f"{name}.expert_count", int, 0) > 0
     n_heads = file.require_int(f"{name}.ssm.time_step_rank", 1, 1 << 16)
     kinds = [
