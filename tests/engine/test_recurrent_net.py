@@ -39,6 +39,7 @@ MAMBA_SIZES = ((4, 1, 16, 32), (4, 2, 16, 19), (8, 1, 8, 8))
 CASES = [
     *((family, sizes) for family in ("qwen3_5_text", "qwen3_next") for sizes in SIZES),
     *(("granitemoehybrid", sizes) for sizes in MAMBA_SIZES),
+    *(("nemotron_h", sizes) for sizes in MAMBA_SIZES),
 ]
 
 
@@ -46,6 +47,10 @@ def make_model(family: str, sizes: tuple[int, int, int, int], **changes: Any) ->
     if family == "granitemoehybrid":
         names = ["mamba_n_heads", "mamba_n_groups", "mamba_d_head", "mamba_d_state"]
         changes |= {"num_local_experts": 0, "shared_intermediate_size": 48}
+    elif family == "nemotron_h":
+        names = ["mamba_num_heads", "n_groups", "mamba_head_dim", "ssm_state_size"]
+        # Transformers bounds steps from below in a pass over several rows, and not over one.
+        changes |= {"layers_block_type": ["linear_attention"], "time_step_min": 1e-30}
     else:
         sides = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
         names = [f"linear_{name}" for name in sides]
@@ -65,7 +70,9 @@ def make_model(family: str, sizes: tuple[int, int, int, int], **changes: Any) ->
 
 def find_net(model: Any) -> Any:
     layer = model.model.layers[0]
-    return layer.mamba if hasattr(layer, "mamba") else layer.linear_attn
+    return next(
+        getattr(layer, name) for name in ("mamba", "mixer", "linear_attn") if hasattr(layer, name)
+    )
 
 
 def make_own(model: Any, instructions: str | None = None) -> RecurrentNet:

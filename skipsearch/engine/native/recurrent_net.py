@@ -7,6 +7,7 @@ long as a pass over one, and no draft can pay.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ MAMBA_LAYERS = ("GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer")
 
 class RecurrentNet(nn.Module):
     """A layer of transformers between whose projections the kernels compute."""
+
+    head_shape: tuple[int, int]  # of the state of a head
+    head_width: int  # outputs of a head
 
     def __init__(self, module: Any, library: NativeLibrary):
         """Make the module. module: what it replaces, which keeps projections and weights."""
@@ -56,7 +60,10 @@ class RecurrentNet(nn.Module):
         return self.finish(out.to(hidden_states.dtype), *inputs)
 
     def project(self, x: Tensor) -> list[Tensor]:
-        """Return what the convolution reads [B, T, channels], and the other inputs [B, T, …]."""
+        """Return what the convolution reads [B, T, channels], and the other inputs [B, T, …].
+
+        The last ones are the steps [B, T, heads].
+        """
         raise NotImplementedError
 
     def run(self, mixed: Tensor, *inputs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -65,6 +72,17 @@ class RecurrentNet(nn.Module):
         mixed: [B, channels, T or more]. state: of the row before, which is changed if the kernel
         can; None: the text begins.
         """
+        batch, n_rows, n_heads = inputs[-1].shape  # steps
+        shape = (batch, n_heads, *self.head_shape)
+        after = torch.zeros(shape) if state is None else _as_floats(state)
+        out = torch.empty(batch, n_rows, n_heads * self.head_width)
+        self.call_kernel(self._conv_args(mixed, n_rows), inputs, after, out)
+        return out, after
+
+    def call_kernel(
+        self, conv: structs.ConvArgs, inputs: Sequence[Tensor], states: Tensor, out: Tensor
+    ) -> None:
+        """Fill `out`, and change the states. inputs: as `project` returned them, in float32."""
         raise NotImplementedError
 
     def finish(self, out: Tensor, *inputs: Tensor) -> Tensor:
@@ -93,6 +111,8 @@ class DeltaNet(RecurrentNet):
     def __init__(self, module: Any, library: NativeLibrary):
         super().__init__(module, library)
         self._norm_weight = _as_floats(module.norm.weight)
+        self.head_shape = module.head_k_dim, module.head_v_dim
+        self.head_width = module.head_v_dim
 
     @staticmethod
     def replaces(module: Any) -> bool:
@@ -114,14 +134,13 @@ class DeltaNet(RecurrentNet):
         )
         return [torch.cat([part.flatten(2) for part in qkv], dim=-1), gates, beta_logits, steps]
 
-    def run(self, mixed: Tensor, *inputs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def call_kernel(
+        self, conv: structs.ConvArgs, inputs: Sequence[Tensor], states: Tensor, out: Tensor
+    ) -> None:
         module, (gates, beta_logits, steps) = self.module, inputs
-        batch, n_rows, n_heads = beta_logits.shape
-        after = _open_state(state, (batch, n_heads, module.head_k_dim, module.head_v_dim))
-        out = torch.empty(batch, n_rows, n_heads * module.head_v_dim)
         self.library.run_delta_net(
             structs.DeltaNetArgs(
-                self._conv_args(mixed, n_rows),
+                conv,
                 gates.data_ptr(),
                 beta_logits.data_ptr(),
                 steps.data_ptr(),
@@ -129,15 +148,14 @@ class DeltaNet(RecurrentNet):
                 self._decay_rates.data_ptr(),
                 self._norm_weight.data_ptr(),
                 module.layer_norm_epsilon,
-                after.data_ptr(),
+                states.data_ptr(),
                 out.data_ptr(),
                 module.num_k_heads,
-                n_heads,
+                module.num_v_heads,
                 module.head_k_dim,
                 module.head_v_dim,
             )
         )
-        return out, after
 
 
 class Mamba(RecurrentNet):
@@ -146,11 +164,13 @@ class Mamba(RecurrentNet):
     def __init__(self, module: Any, library: NativeLibrary):
         super().__init__(module, library)
         self._skips = _as_floats(module.D)
+        self.head_shape = module.head_dim, module.ssm_state_size
+        self.head_width = module.head_dim
 
     @staticmethod
     def replaces(module: Any) -> bool:
         """Return whether a module is a layer that this class computes."""
-        return type(module).__name__ == "GraniteMoeHybridMambaLayer" and module.activation == "silu"
+        return type(module).__name__ in MAMBA_LAYERS and module.activation == "silu"
 
     def project(self, x: Tensor) -> list[Tensor]:
         """Return (inputs, B and C, gates, steps)."""
@@ -160,28 +180,26 @@ class Mamba(RecurrentNet):
         )
         return [mixed, gates, steps]
 
-    def run(self, mixed: Tensor, *inputs: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def call_kernel(
+        self, conv: structs.ConvArgs, inputs: Sequence[Tensor], states: Tensor, out: Tensor
+    ) -> None:
         module, (_, steps) = self.module, inputs
-        batch, n_rows, n_heads = steps.shape
-        after = _open_state(state, (batch, n_heads, module.head_dim, module.ssm_state_size))
-        out = torch.empty(batch, n_rows, n_heads * module.head_dim)
         self.library.run_mamba(
             structs.MambaArgs(
-                self._conv_args(mixed, n_rows),
+                conv,
                 steps.data_ptr(),
                 self._step_biases.data_ptr(),
                 *module.time_step_limit,
                 self._decay_rates.data_ptr(),
                 self._skips.data_ptr(),
-                after.data_ptr(),
+                states.data_ptr(),
                 out.data_ptr(),
-                n_heads,
+                module.num_heads,
                 module.n_groups,
                 module.head_dim,
                 module.ssm_state_size,
             )
         )
-        return out, after
 
     def finish(self, out: Tensor, *inputs: Tensor) -> Tensor:
         return super().finish(self.module.norm(out, inputs[0]).to(out.dtype))
@@ -198,8 +216,3 @@ def replace_recurrent_nets(model: nn.Module, library: NativeLibrary) -> None:
 
 def _as_floats(values: Tensor) -> Tensor:
     return values.detach().to(torch.float32).contiguous()
-
-
-def _open_state(state: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """Return a state that the kernel may change: the given one, if the kernel can read it."""
-    return torch.zeros(shape) if state is None else _as_floats(state)
