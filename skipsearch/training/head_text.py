@@ -28,7 +28,12 @@ from skipsearch.models.chat.chat_text import (
     get_chat_template,
     render_user_turn,
 )
-from skipsearch.replay.reference_text import TextSettings, TextStore, write_reference_text
+from skipsearch.replay.reference_text import (
+    MIN_TEXTS,
+    TextSettings,
+    TextStore,
+    write_reference_text,
+)
 from skipsearch.replay.workload import make_workload
 from skipsearch.tasks import Task, load_task
 from skipsearch.tasks.sources.data_files import is_data_file
@@ -53,7 +58,6 @@ REQUEST_TOKENS = 160  # of a request that the model writes; a longer one is drop
 FEW_TEXTS = 8  # of which windows are not longer than the longest
 MIN_ANSWER_TOKENS = 4
 MIN_GROUP_SPREAD = 32  # tokens; prompts of more than twice the length are answered later
-MAX_GROUP = 16  # prompts
 MAX_IDLE_WAVES = 3  # in a row without a new text, after which there is none to expect
 PACKED_TOKENS = 512  # rows of a window
 READINGS = 3  # times that the training reads each text, if its time allows
@@ -180,8 +184,11 @@ class HeadRequests:
 
     def _list_prompts(self, task: Task) -> list[HeadRequest]:
         workload = make_workload(self.model, task, task.calibration)
-        texts = (prompt.text.split(" ") for prompt in task.calibration)
-        self._openings += [" ".join(words[:OPENING_WORDS]) for words in texts]
+        self._openings += [
+            " ".join(prompt.text.split(" ")[:OPENING_WORDS])
+            for prompt in task.calibration
+            if not self._is_rendered(prompt.text)
+        ]
         settings = replace(
             self._settings(workload.max_new_tokens, workload.sampling),
             end_on_repeat=workload.end_on_repeat,
@@ -191,11 +198,14 @@ class HeadRequests:
 
     def _is_chat(self, path: Path) -> bool:
         """Return whether the prompts of a file are requests that no template has rendered yet."""
-        tokenizer = self.model.tokenizer
-        special = getattr(tokenizer, "all_special_tokens", ())
-        return get_chat_template(tokenizer) is not None and not any(
-            token in prompt.text for prompt in load_task(path).calibration for token in special
+        return get_chat_template(self.model.tokenizer) is not None and not any(
+            self._is_rendered(prompt.text) for prompt in load_task(path).calibration
         )
+
+    def _is_rendered(self, text: str) -> bool:
+        """Return whether a text has special tokens, which a template has written."""
+        special = getattr(self.model.tokenizer, "all_special_tokens", ())
+        return any(token in text for token in special)
 
     def _read_text(self, path: Path, task: Task | None, self_generated: bool) -> list[HeadRequest]:
         texts, spec = list(read_documents(path)), self.model.spec
@@ -308,7 +318,8 @@ def collect_text(
 def _answer(model: ModelAdapter, requests: Sequence[HeadRequest]) -> Iterator[AnsweredText]:
     """Yield the texts of requests, without what follows once an answer repeats itself.
 
-    They are written a group at a time, so that a budget ends between two groups.
+    They are written a group at a time, so that a budget ends between two groups. A group is what
+    `write_reference_text` writes in one pass.
     """
     for request in requests:
         if request.settings is None:
@@ -332,7 +343,7 @@ def _group_by_length(
         if groups and settings == groups[-1][0]:
             shortest = len(groups[-1][1][0])
             is_similar = len(prompt) <= 2 * shortest + MIN_GROUP_SPREAD
-            if is_similar and len(groups[-1][1]) < MAX_GROUP:
+            if is_similar and len(groups[-1][1]) < MIN_TEXTS:
                 groups[-1][1].append(prompt)
                 continue
         groups.append((settings, [prompt]))

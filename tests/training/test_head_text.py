@@ -99,6 +99,8 @@ def test_prompts_that_a_template_rendered_are_not_rendered_again(tmp_path: Path)
     (tmp_path / "log.jsonl").write_text("\n".join(rows))
     requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
     assert all(decode(model, r.tokens).count("<|assistant|>") == 1 for r in requests.given)
+    assert requests._openings
+    assert not any("<|user|>" in text for text in requests._openings), "no request begins so"
 
 
 def test_text_is_read_and_no_requests_are_added(tmp_path: Path) -> None:

@@ -241,22 +241,17 @@ class StoredHead:
         # The head shares modules with the model, and these have their weights already.
         with no_init_weights(), no_tie_weights(), _MetaWeights():
             head = make_head()
-        own = {
-            "enorm": "nextn.enorm",
-            "hnorm": "nextn.hnorm",
-            "eh_proj": "nextn.eh_proj",
-            "post_norm": "nextn.shared_head_norm",
+        layer = f"model.layers.{n}"
+        has_norm = f"blk.{n}.nextn.shared_head_norm.weight" in self.file.tensors
+        names = {
+            "mtp_block": layer,
+            **{name: f"{layer}.nextn.{name}" for name in ("enorm", "hnorm", "eh_proj")},
+            "post_norm": f"{layer}.nextn.shared_head_norm" if has_norm else "model.norm",
         }
-        norm = f"blk.{n}.{own['post_norm']}.weight"
-        final_norm = None if norm in self.file.tensors else "model.norm"
 
         def find_name(path: str) -> str:
             part, dot, ending = path.partition(".")
-            if part == "post_norm" and final_norm is not None:
-                return final_norm + dot + ending
-            if part == "mtp_block":
-                return f"model.layers.{n}.{ending}"
-            return f"model.layers.{n}.{own.get(part, part)}{dot}{ending}"
+            return names.get(part, part) + dot + ending
 
         _fill(head.layers[0], _ParameterReader(self.file, config, self.dtype, n + 1), find_name)
         self.finish(head.layers[0])
