@@ -20,7 +20,7 @@ from skipsearch.bench.gguf_writer import write_gguf
 from skipsearch.core.sequences import common_prefix_length
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.loading.quantize import split_activations
+from skipsearch.models.loading.quantize import split_activations, split_kv_cache_dtype
 
 PLAIN, LOOKUP = "llama-cpp", "llama-cpp-lookup"
 NAMES = (PLAIN, LOOKUP)
@@ -32,7 +32,8 @@ TIMING_REPEATS = 9  # of each number of tokens in `time_rows`
 class LlamaCpp:
     """A model in llama.cpp with one sequence in its KV cache.
 
-    It runs on as many threads as torch uses. Its K/V are float16, llama.cpp's default.
+    It runs on as many threads as torch uses. Its K/V are float16, llama.cpp's default, or Q8_0 if
+    the model stores its own in int8.
     """
 
     def __init__(self, model: ModelAdapter, bits: int | None = None, gguf_file: Path | None = None):
@@ -65,6 +66,7 @@ class LlamaCpp:
         self.dtype = f"Q{bits}_0" if bits else model.spec.dtype_name
         if gguf_file is not None:
             self.dtype = str(split_activations(model.spec.quantization, None)[0])
+        self.has_int8_kv = split_kv_cache_dtype(model.spec.quantization)[1] == "int8"
         self.vocab_size = model.spec.vocab_size
         self.context, self.context_tokens, self.threads = None, 0, 0
         # The callback is kept alive here, because C calls it for as long as the process runs.
@@ -102,6 +104,9 @@ class LlamaCpp:
                 1,
             )
             params.n_threads = params.n_threads_batch = self.threads
+            if self.has_int8_kv:  # values in Q8_0 need flash attention
+                params.type_k = params.type_v = self.api.GGML_TYPE_Q8_0
+                params.flash_attn_type = self.api.LLAMA_FLASH_ATTN_TYPE_ENABLED
             self.context = self.api.llama_init_from_model(self.model, params)
             if self.context is None:
                 raise DecodeError(f"llama.cpp has no memory for {self.context_tokens} tokens")

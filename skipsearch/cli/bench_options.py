@@ -102,7 +102,9 @@ def prepare_systems(
     if loaded is not None:
         loading = loading.with_profile(loaded)
         task = resolve_task(loaded, task)  # before a model is loaded
-    plain_weights = replace(loading, engine="hf", quantization=None, activations=None)
+    plain_weights = replace(
+        loading, engine="hf", quantization=None, activations=None, kv_cache_dtype=None
+    )
     opened: dict[str, ModelAdapter] = {}
 
     def by_engine(name: str) -> ModelAdapter:

@@ -78,8 +78,20 @@ ChatTask = Annotated[
         "chat does so without this option.",
     ),
 ]
+DraftModels = Annotated[
+    str | None,
+    typer.Option(
+        help="Smaller models with the same tokens that may draft: names as for --model, with "
+        "commas between them. What they may leave out is searched, too."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print data only, on stdout.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
+
+
+def split_names(names: str | None) -> list[str]:
+    """Return the names of an option that takes several, with commas between them."""
+    return [name.strip() for name in (names or "").split(",") if name.strip()]
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,14 @@ class LoadOptions:
             "drafts) or float (not at all; slower)."
         ),
     ] = None
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="How the engine native stores K/V of quantised weights: auto (in the dtype; the "
+            "default) or int8 (a fourth of float32's memory, faster after long contexts; as "
+            "llama.cpp's q8_0)."
+        ),
+    ] = None
     engine: Annotated[
         str,
         typer.Option(
@@ -129,15 +149,15 @@ class LoadOptions:
 
     @property
     def weights(self) -> str | None:
-        """The quantization with its activations, under the name that profiles have for both.
+        """The quantization with activations and K/V, under the name that profiles have for them.
 
-        Raises: BadParameter for activations that do not exist or contradict the quantization.
+        Raises: BadParameter for a format that does not exist or contradicts the quantization.
         """
         from skipsearch.errors import ModelError
-        from skipsearch.models.loading.quantize import join_activations
+        from skipsearch.models.loading.quantize import join_rounding
 
         try:
-            return join_activations(self.quantization, self.activations)
+            return join_rounding(self.quantization, self.activations, self.kv_cache_dtype)
         except ModelError as error:
             raise typer.BadParameter(str(error)) from None
 
@@ -151,7 +171,14 @@ class LoadOptions:
         dtype, threads, weights = defaults_from_profile(
             profile, self.device, self.dtype, self.threads, self.weights
         )
-        return replace(self, dtype=dtype, threads=threads, quantization=weights, activations=None)
+        return replace(
+            self,
+            dtype=dtype,
+            threads=threads,
+            quantization=weights,
+            activations=None,
+            kv_cache_dtype=None,
+        )
 
 
 @dataclass(frozen=True)

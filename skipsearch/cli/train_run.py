@@ -308,8 +308,8 @@ def _loading(model: str, options: RunOptions) -> LoadOptions:
                 options.dtype,
                 options.quantization,
                 options.activations,
-                "native",
-                options.threads,
+                engine="native",
+                threads=options.threads,
             )
     return LoadOptions(options.device, dtype, engine="hf", threads=options.threads)
 

@@ -14,6 +14,7 @@ from skipsearch.core.registry import unknown_name
 from skipsearch.engine import native
 from skipsearch.engine.engines import ENGINES, is_native_allowed, switch_engine, wrap_engine
 from skipsearch.errors import ModelError, UnpackedWeightsWarning
+from skipsearch.models.activations import DEFAULT_KV_CACHE_DTYPE
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.families.decompose import decompose_model
 from skipsearch.models.fused.fused_adapter import FusedFrom
@@ -27,8 +28,9 @@ from skipsearch.models.loading.quantize import (
     GGUF,
     NATIVE_QUANTIZATIONS,
     is_native_quantization,
-    join_activations,
+    join_rounding,
     split_activations,
+    split_kv_cache_dtype,
 )
 from skipsearch.models.loading.weight_files import hash_weight_files
 from skipsearch.models.stored_linear import list_stored_matrices
@@ -44,6 +46,7 @@ def load_model(
     allow_native: bool = True,
     activations: str | None = None,
     weight_cache: native.WeightCache | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> ModelAdapter:
     """Load a model as `skipsearch.models.load_adapter` does, on an engine of `ENGINES`.
 
@@ -58,33 +61,55 @@ def load_model(
     with `pick_fastest` or `switch_engine`, as the commands do.
     weight_cache: where the packed weights of a GGUF file are stored, so that it loads faster the
     next time; None: they are not stored.
+    kv_cache_dtype: int8 stores K/V of quantised models in 8 bits, in the engine native; auto, the
+    default, in the model's dtype.
     A GGUF file, whatever its name, keeps its numbers in the engine native, and is unpacked for
     other engines.
     Raises: ModelError for an unknown engine, or one that cannot run this model here.
     """
     if engine not in ("auto", *ENGINES):
         raise ModelError(f"{unknown_name('engine', engine, ENGINES)}; or auto")
-    quantization, activations = split_activations(join_activations(quantization, activations), None)
+    rounding = join_rounding(quantization, activations, kv_cache_dtype)
+    _, kv_cache_dtype = split_kv_cache_dtype(rounding)
+    quantization, activations = split_activations(rounding, None)
     name = find_model_file(name)
     if quantization is not None and quantization.startswith(GGUF) and not is_gguf(name):
         if quantization == GGUF:
             raise ModelError(
-                f"activations are rounded if weights are quantised, and {name} is no GGUF file: "
-                "add --quantization native-8bit or its like, or leave --activations out"
+                f"activations and K/V are rounded if weights are quantised, and {name} is no GGUF "
+                "file: add --quantization native-8bit or its like, or leave --activations and "
+                "--kv-cache-dtype out"
             )
         quantization = None  # of the file that a profile was measured with
+    model: ModelAdapter
     if is_gguf(name):
-        return _load_gguf(
+        model = _load_gguf(
             name, device, dtype, engine, progress, quantization, activations, weight_cache
         )
-    if quantization in NATIVE_QUANTIZATIONS:
-        return _load_quantized(name, device, dtype, engine, progress, quantization, activations)
-    model = wrap_engine(
-        models.load_adapter(name, device, dtype, quantization, engine), engine, progress
-    )
-    if engine == "auto" and allow_native:
-        return (switch_engine(model, "native") if is_native_allowed() else None) or model
+    elif quantization in NATIVE_QUANTIZATIONS:
+        model = _load_quantized(name, device, dtype, engine, progress, quantization, activations)
+    else:
+        model = wrap_engine(
+            models.load_adapter(name, device, dtype, quantization, engine), engine, progress
+        )
+        if engine == "auto" and allow_native and is_native_allowed():
+            model = switch_engine(model, "native") or model
+    if kv_cache_dtype != DEFAULT_KV_CACHE_DTYPE:
+        _use_kv_cache_dtype(model, kv_cache_dtype)
     return model
+
+
+def _use_kv_cache_dtype(model: ModelAdapter, kv_cache_dtype: str) -> None:
+    """Set how a model stores K/V. Raises: ModelError if its engine cannot."""
+    if not (
+        isinstance(model, native.NativeAdapter) and is_native_quantization(model.spec.quantization)
+    ):
+        raise ModelError(
+            f"K/V are stored in {kv_cache_dtype} by the engine native alone, for quantised weights "
+            f"of families that it runs whole, and {model.spec.id} runs on {model.spec.engine} with "
+            f"{model.spec.quantization or 'plain'} weights: leave --kv-cache-dtype out"
+        )
+    model.use_kv_cache_dtype(kv_cache_dtype)
 
 
 def load_for_switching(

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 from helpers.marks import engine_params
 from helpers.properties import with_examples
-from helpers.tiny import FullModel, tiny_model_and_reference, use_engine
+from helpers.tiny import (
+    NATIVE_8BIT,
+    NATIVE_INT8_KV,
+    FullModel,
+    tiny_model_and_reference,
+    use_engine,
+)
 from hypothesis import given
 
 from skipsearch.core.stats import DecodeStats
@@ -35,7 +41,7 @@ IN_WRITE = {
     "stale_kv_at_accepted_positions",
     "full_model_kv_missing",
 }
-NATIVE = ("native", "native-8bit-float-activations")
+NATIVE = ("native", NATIVE_8BIT, NATIVE_INT8_KV)
 CHECKS = (
     check_greedy,
     check_greedy_on_padded_passes,
@@ -45,7 +51,10 @@ CHECKS = (
 )
 
 
-@pytest.fixture(params=engine_params("lean", *NATIVE, thorough=("graph",)), autouse=True)
+@pytest.fixture(
+    params=engine_params("lean", "native", NATIVE_8BIT, thorough=("graph", NATIVE_INT8_KV)),
+    autouse=True,
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     with use_engine(request.param):
         yield request.param
@@ -56,11 +65,9 @@ def test_the_engine_of_the_moment_is_used(engine: str) -> None:
     assert (
         type(model)
         .__name__.lower()
-        .startswith({"lean": "fused"}.get(engine, engine.removesuffix("-8bit-float-activations")))
+        .startswith("fused" if engine == "lean" else engine.partition("-")[0])
     )
-    assert model.spec.quantization == (
-        engine if engine == "native-8bit-float-activations" else None
-    )
+    assert model.spec.quantization == (engine if engine.startswith("native-") else None)
     assert isinstance(full, FullModel)
 
 

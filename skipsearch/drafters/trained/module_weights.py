@@ -34,6 +34,7 @@ from skipsearch.errors import ModelError, ModuleError
 from skipsearch.models import weight_overlay
 from skipsearch.models.adapter import ModelAdapter, ModelSpec
 from skipsearch.models.loading.gguf_file import to_float32
+from skipsearch.models.loading.quantize import split_kv_cache_dtype
 
 # Suffixes of the two factors of a low-rank update, after the name of the weight.
 DOWN_SUFFIX, UP_SUFFIX = ":down", ":up"
@@ -219,8 +220,14 @@ def make_base(spec: ModelSpec) -> TrainedFor:
         n_layers=spec.n_layers,
         weights_sha256=spec.weights_sha256,
         # Other engines unpack weights, and drafts trained there are used with any format.
-        quantization=spec.quantization if spec.engine == "native" else None,
+        quantization=_without_kv_format(spec) if spec.engine == "native" else None,
     )
+
+
+def _without_kv_format(spec: ModelSpec) -> str | None:
+    """Return the format of weights and activations, which a module imitates."""
+    quantization, _ = split_kv_cache_dtype(spec.quantization)
+    return quantization
 
 
 def check_card(card: ModuleCard, kind: str, spec: ModelSpec, name: str) -> None:
@@ -251,7 +258,7 @@ def check_base(base: TrainedFor, spec: ModelSpec, name: str) -> None:
             f"has other weights (hash {str(base.weights_sha256)[:12]}…) than {spec.id} here "
             f"({str(spec.weights_sha256)[:12]}…)"
         )
-    elif base.quantization not in (None, spec.quantization):
+    elif base.quantization not in (None, _without_kv_format(spec)):
         here = spec.quantization or spec.dtype_name
         wrong = f"ran as {base.quantization}, and runs as {here} here"
     if wrong:

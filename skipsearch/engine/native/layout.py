@@ -21,6 +21,9 @@ CODES = {
     "BF16": structs.DTYPE_CODES["bfloat16"],
     "F64": structs.DTYPE_CODES["float64"],
     **{name.upper(): code for name, code in structs.ACTIVATION_CODES.items()},
+    "KV_DTYPE": structs.KV_CODES["auto"],
+    "KV_INT8": structs.KV_CODES["int8"],
+    "KV_GROUP": structs.KV_GROUP,
     **{name.upper(): block_format.code for name, block_format in BLOCK_FORMATS.items()},
 }
 WIDTHS = (1, 32, 33, 256, 288, 4096)  # inputs of panels whose bytes are compared

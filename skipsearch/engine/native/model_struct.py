@@ -23,6 +23,7 @@ from skipsearch.models.fused.mlp import (
     gelu_tanh,
 )
 from skipsearch.models.fused.norms import RMSNorm
+from skipsearch.models.loading.quantize import split_kv_cache_dtype
 from skipsearch.models.stored_linear import StoredEmbedding
 
 ACTIVATION_CODES = {"NewGELUActivation": structs.GELU_TANH, "GELUActivation": structs.GELU}
@@ -172,5 +173,6 @@ def build_model_struct(
         panel_structs,
         scale,
         structs.ACTIVATION_CODES[head.activations] if isinstance(head, PanelLinear) else 0,
+        structs.KV_CODES[split_kv_cache_dtype(spec.quantization)[1]],
     )
     return model, [*builder.keepalive, layers, window_array, embedding]

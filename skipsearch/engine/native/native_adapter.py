@@ -25,6 +25,7 @@ from skipsearch.engine.native.model_struct import build_model_struct
 from skipsearch.models.adapter import DraftScorer, DraftScores, DrawSettings, PassRunner
 from skipsearch.models.fused.fused_adapter import FusedAdapter
 from skipsearch.models.kv_cache import KVCache, PassPlan, Planner
+from skipsearch.models.loading.quantize import KV_ENDINGS, split_kv_cache_dtype
 
 MAX_CACHED_MASKS = 1024  # whose bytes are cached
 
@@ -84,6 +85,17 @@ class NativeAdapter:
     def use_activations(self, activations: str) -> None:
         """Set how the inputs of matrices in blocks are rounded. activations: one of ACTIVATIONS."""
         self.model_struct.activations = structs.ACTIVATION_CODES[activations]
+
+    def use_kv_cache_dtype(self, kv_cache_dtype: str) -> None:
+        """Set how K/V are stored from now on, and name it in the spec.
+
+        kv_cache_dtype: one of KV_CACHE_DTYPES.
+        """
+        self.model_struct.kv_format = structs.KV_CODES[kv_cache_dtype]
+        base, _ = split_kv_cache_dtype(self.spec.quantization)
+        name = f"{base}{KV_ENDINGS[kv_cache_dtype]}"
+        self.spec = replace(self.spec, quantization=name)
+        self.fused_model.spec = replace(self.fused_model.spec, quantization=name)
 
     @property
     def attention_spans(self) -> list[tuple[int | None, int | None]]:
@@ -387,15 +399,20 @@ class NativeAdapter:
         for i in range(first_layer, end_layer):
             if not (skip and skip[2 * i]):
                 attention = self.fused_model.layers[i][0]
-                empty = torch.empty(
-                    1, attention.kv_heads, 0, attention.head_dim, dtype=self.spec.dtype
-                )
+                empty = self._make_kv_rows(attention.kv_heads, attention.head_dim)
                 cache.get_buffers(i, empty, empty)
         kv = KVPointers(cache)
         # Cache the pointers if none of the buffers will be replaced in this generation.
         if all(keys is not None and keys.shape[2] == cache.capacity for keys in cache.keys):
             self._kv_pointers[cache] = kv
         return kv
+
+    def _make_kv_rows(self, kv_heads: int, head_dim: int) -> Tensor:
+        """Return [1, kv_heads, 0, …], no rows in the format in which kernels store K/V."""
+        if self.model_struct.kv_format == structs.KV_CODES["int8"]:
+            scale_bytes = -(-head_dim // structs.KV_GROUP) * torch.float32.itemsize
+            return torch.empty(1, kv_heads, 0, head_dim + scale_bytes, dtype=torch.int8)
+        return torch.empty(1, kv_heads, 0, head_dim, dtype=self.spec.dtype)
 
     def _make_rotary_tables(self) -> RotaryTables:
         """Return cos and sin of all positions, in float32 or a wider dtype."""

@@ -11,6 +11,8 @@ GROUP_SIZE = 32  # inputs of a block
 DTYPE_CODES = {"float32": 0, "bfloat16": 1, "float64": 2}
 DENSE = 0  # the kind of a panel in the model's dtype; other kinds are in blocks.py
 ACTIVATION_CODES = {"int8": 0, "int16": 1, "float": 2}
+KV_CODES = {"auto": 0, "int8": 1}
+KV_GROUP = 32  # int8 numbers of K/V that share a scale
 SILU, GELU_TANH, GELU, CLAMPED_SWIGLU = range(4)  # activations
 
 
@@ -83,6 +85,7 @@ class ModelStruct(ctypes.Structure):
         ("embedding_panels", POINTER(PanelStruct)),
         ("embed_scale", c_double),
         ("activations", c_int64),
+        ("kv_format", c_int64),
     )
 
 

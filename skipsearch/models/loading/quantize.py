@@ -11,7 +11,12 @@ import torch
 
 from skipsearch.core.registry import unknown_name
 from skipsearch.errors import ModelError
-from skipsearch.models.activations import ACTIVATIONS, DEFAULT_ACTIVATIONS
+from skipsearch.models.activations import (
+    ACTIVATIONS,
+    DEFAULT_ACTIVATIONS,
+    DEFAULT_KV_CACHE_DTYPE,
+    KV_CACHE_DTYPES,
+)
 from skipsearch.models.loading.weight_files import StoredTensor
 
 # name -> (library, bytes of a quantised weight with its share of the scales)
@@ -26,38 +31,80 @@ NATIVE_QUANTIZATIONS = {f"native-{bits}bit": bits for bits in (8, 6, 5, 4)}
 QUANTIZATION_NAMES = (*QUANTIZATIONS, *NATIVE_QUANTIZATIONS)
 GGUF = "gguf"  # whatever a GGUF file holds
 GGUF_PREFIX = f"{GGUF}-"  # of the quantization of a GGUF file, such as gguf-q4_1
-# The end of a name if the inputs of matrices are rounded otherwise than by default.
+# The end of a name if the inputs of matrices are rounded otherwise than by default, and the end
+# after it if K/V are.
 ENDINGS = {
     name: "" if name == DEFAULT_ACTIVATIONS else f"-{name}-activations" for name in ACTIVATIONS
 }
+KV_ENDINGS = {
+    name: "" if name == DEFAULT_KV_CACHE_DTYPE else f"-{name}-kv" for name in KV_CACHE_DTYPES
+}
+
+
+def split_kv_cache_dtype(
+    name: str | None, kv_cache_dtype: str | None = None
+) -> tuple[str | None, str]:
+    """Return a quantization without the ending of K/V, and their format.
+
+    name: as a profile or a user has it. kv_cache_dtype: one of KV_CACHE_DTYPES; None: by the name.
+    Raises: ModelError if the two contradict each other, or for another format.
+    """
+    return _split_ending(
+        name, kv_cache_dtype, KV_ENDINGS, DEFAULT_KV_CACHE_DTYPE, "format of K/V", "kv-cache-dtype"
+    )
 
 
 def split_activations(name: str | None, activations: str | None) -> tuple[str | None, str]:
-    """Return a quantization without its ending, and the activations.
+    """Return a quantization without its endings, and the activations.
 
     name: as a profile or a user has it. activations: one of ACTIVATIONS; None: by the name.
     Raises: ModelError if the two contradict each other, or for other activations.
     """
-    if activations not in (None, *ACTIVATIONS):
-        raise ModelError(unknown_name("kind of activations", str(activations), ACTIVATIONS))
+    return _split_ending(
+        split_kv_cache_dtype(name)[0],
+        activations,
+        ENDINGS,
+        DEFAULT_ACTIVATIONS,
+        "kind of activations",
+        "activations",
+    )
+
+
+def _split_ending(
+    name: str | None,
+    value: str | None,
+    endings: dict[str, str],
+    default: str,
+    kind: str,
+    option: str,
+) -> tuple[str | None, str]:
+    """Return (name without its ending, what the ending or `value` says)."""
+    if value not in (None, *endings):
+        raise ModelError(unknown_name(kind, str(value), tuple(endings)))
     base, named = name, None
-    for kind, ending in ENDINGS.items():
+    for known, ending in endings.items():
         if name is not None and ending and name.endswith(ending):
-            base, named = name.removesuffix(ending), kind
-    if named and activations not in (None, named):
+            base, named = name.removesuffix(ending), known
+    if named and value not in (None, named):
         raise ModelError(
-            f"quantization {name} has {named} activations, and not {activations}: use "
-            f"--quantization {base} --activations {activations}"
+            f"quantization {name} says {option} {named}, and not {value}: use "
+            f"--quantization {base} --{option} {value}"
         )
-    return base, activations or named or DEFAULT_ACTIVATIONS
+    return base, value or named or default
 
 
-def join_activations(quantization: str | None, activations: str | None) -> str | None:
-    """Return one name for what a user chose of both. Raises: ModelError, as `split_activations`."""
-    if activations is None:
+def join_rounding(
+    quantization: str | None, activations: str | None, kv_cache_dtype: str | None
+) -> str | None:
+    """Return one name for what a user chose of the three.
+
+    Raises: ModelError, as `split_activations` and `split_kv_cache_dtype`.
+    """
+    base, kv_cache_dtype = split_kv_cache_dtype(quantization, kv_cache_dtype)
+    if activations is None and kv_cache_dtype == DEFAULT_KV_CACHE_DTYPE:
         return quantization
-    base, _ = split_activations(quantization, activations)
-    return name_with_activations(base or GGUF, activations)
+    base, activations = split_activations(base, activations)
+    return name_with_activations(base or GGUF, activations) + KV_ENDINGS[kv_cache_dtype]
 
 
 def loadable_quantization(quantization: str | None) -> str | None:

@@ -12,6 +12,8 @@ enum PanelKind : int64_t {
 // How inputs of panels in blocks are rounded. INT16 uses two int8 numbers, of which one counts
 // 128 times as much.
 enum Activations : int64_t { INT8, INT16, FLOAT };
+// How the cache stores K/V: in the model's dtype, or as Int8Row of kv_row.h.
+enum KVFormat : int64_t { KV_DTYPE, KV_INT8 };
 // CLAMPED_SWIGLU of (gate, up) is g * sigmoid(alpha * g) * (u + 1), where g is gate cut to at most
 // `limit`, and u is up cut to -limit ... limit.
 enum Activation : int64_t { SILU, GELU_TANH, GELU, CLAMPED_SWIGLU };
@@ -21,6 +23,7 @@ enum Activation : int64_t { SILU, GELU_TANH, GELU, CLAMPED_SWIGLU };
 // two inputs of one output are neighbours: [input / 2][PANEL_ROWS][2]. Missing outputs and inputs
 // are zeros.
 constexpr int64_t PANEL_ROWS = 32;
+constexpr int64_t KV_GROUP = 32;   // int8 numbers of K/V that share a scale
 
 struct Panel {
     const void *weight;            // aligned to 64 bytes
@@ -77,6 +80,7 @@ struct Model {
     const Panel *embedding_panels; // the embedding in panels, if `embedding` is null
     double embed_scale;
     int64_t activations;           // Activations
+    int64_t kv_format;             // KVFormat
 };
 
 // cos and sin of the rotary embedding, [length, width] by position, in float (double for F64).
@@ -127,7 +131,8 @@ struct PassArgs {
     int64_t key_positions_batch_stride;
     int64_t n_keys;                // slots that rows may attend to
     int64_t capacity;              // slots of the cache
-    void *const *k;                // [n_layers] pointers to [batch, kv_heads, capacity, head_dim]
+    void *const *k;                // [n_layers] pointers to [batch, kv_heads, capacity] rows of
+                                   // head_dim keys in Model::kv_format
     void *const *v;                // the same of values
     const RotaryTable *rotary_tables;
     int64_t threads;

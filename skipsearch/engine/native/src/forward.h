@@ -236,17 +236,25 @@ template <class T> class ForwardPass {
                                  PANEL_ROWS * sizeof(A));
         });
         ctx.barrier.wait();
-        for (auto [i, end] = ctx.share(rows); i < end; ++i)
-            rotate_and_store_kv(layer, index, r + i, qkv + i * qkv_stride);
-        ctx.barrier.wait();
-        if (split_keys) attend_by_block(ctx, layer, index);
-        else attend_by_row(ctx, layer, index, r, rows);
+        if (model.kv_format == KV_INT8) attend<Int8Row<T>>(ctx, layer, index, r, rows);
+        else attend<DtypeRow<T>>(ctx, layer, index, r, rows);
         ctx.barrier.wait();
         add_to_residual(ctx, layer.out, layer.attn_post_norm, r, rows);
     }
 
+    // Stores the K/V of `rows` rows from r on as Row, and writes their attention to `mid`.
+    template <class Row>
+    void attend(ThreadCtx ctx, const Layer &layer, int64_t index, int64_t r, int64_t rows) {
+        for (auto [i, end] = ctx.share(rows); i < end; ++i)
+            rotate_and_store_kv<Row>(layer, index, r + i, qkv + i * qkv_stride);
+        ctx.barrier.wait();
+        if (split_keys) attend_by_block<Row>(ctx, layer, index);
+        else attend_by_row<Row>(ctx, layer, index, r, rows);
+    }
+
     // Applies norms and the rotary embedding to a row's queries and keys, in place, and writes its
     // keys and values to its slot. row: [heads + 2 * kv_heads, head_dim].
+    template <class Row>
     void rotate_and_store_kv(const Layer &layer, int64_t index, int64_t r, A *row) {
         const int64_t width = layer.head_dim, b = r / args.rows;
         rms_norm_heads<A>(layer.q_norm, row, layer.heads * width);
@@ -260,10 +268,10 @@ template <class T> class ForwardPass {
             for (int64_t i = 0; i < layer.heads * width; ++i)
                 row[i] *= (A)layer.query_factors[position(r) / layer.query_period];
         for (int64_t n = 0; n < layer.kv_heads; ++n) {
-            const int64_t offset = ((b * layer.kv_heads + n) * args.capacity + slot(r)) * width;
             const A *k = row + (layer.heads + n) * width, *v = k + layer.kv_heads * width;
-            store_as<T>((T *)args.k[index] + offset, k, width);
-            store_as<T>((T *)args.v[index] + offset, v, width);
+            const int64_t offset = slot(r) * Row::bytes(width);
+            Row::write(cached_head<Row>(args.k, layer, index, b, n) + offset, k, width);
+            Row::write(cached_head<Row>(args.v, layer, index, b, n) + offset, v, width);
         }
     }
 
@@ -283,11 +291,12 @@ template <class T> class ForwardPass {
         return collected;
     }
 
-    // Returns the cached keys or values [capacity, head_dim] of one KV head of text b.
-    const T *cached_head(void *const *buffers, const Layer &layer, int64_t index, int64_t b,
-                         int64_t kv_head) const {
-        return (const T *)buffers[index] +
-               (b * layer.kv_heads + kv_head) * args.capacity * layer.head_dim;
+    // Returns the cached keys or values, [capacity] rows, of one KV head of text b.
+    template <class Row>
+    char *cached_head(void *const *buffers, const Layer &layer, int64_t index, int64_t b,
+                      int64_t kv_head) const {
+        return (char *)buffers[index] +
+               (b * layer.kv_heads + kv_head) * args.capacity * Row::bytes(layer.head_dim);
     }
 
     // Writes a query's attention output to `mid`, whose first row is row r.
@@ -307,6 +316,7 @@ template <class T> class ForwardPass {
 
     // Attention in which a thread takes whole queries, block after block. If a text has several
     // blocks, a thread takes QUERY_SPAN queries, which read a block while it is in a cache.
+    template <class Row>
     void attend_by_row(ThreadCtx ctx, const Layer &layer, int64_t index, int64_t r, int64_t rows) {
         const int64_t heads_per_kv = layer.heads / layer.kv_heads;
         const int64_t span = job.key_blocks > 1 ? QUERY_SPAN : QUERY_TILE;
@@ -320,11 +330,11 @@ template <class T> class ForwardPass {
                     if (item % ctx.threads != ctx.thread) continue;
                     const bool no_next =
                         n + span < count || kv_head + ctx.threads >= layer.kv_heads;
-                    attend_head(ctx, layer, index, b, kv_head, r, text_row, n,
-                                n + span < count ? n + span : count,
-                                no_next ? nullptr
-                                        : cached_head(args.k, layer, index, b,
-                                                      kv_head + ctx.threads));
+                    attend_head<Row>(ctx, layer, index, b, kv_head, r, text_row, n,
+                                     n + span < count ? n + span : count,
+                                     no_next ? nullptr
+                                             : cached_head<Row>(args.k, layer, index, b,
+                                                                kv_head + ctx.threads));
                 }
             text_row = end;
         }
@@ -332,8 +342,9 @@ template <class T> class ForwardPass {
 
     // Attention of queries n ... end - 1 of one KV head, counted from row text_row on.
     // next: the keys that are read afterwards; null: nothing.
+    template <class Row>
     void attend_head(ThreadCtx ctx, const Layer &layer, int64_t index, int64_t b, int64_t kv_head,
-                     int64_t r, int64_t text_row, int64_t n, int64_t end, const T *next) {
+                     int64_t r, int64_t text_row, int64_t n, int64_t end, const char *next) {
         QueryRow<T> queries[QUERY_SPAN];
         PartialSoftmax<A> totals[QUERY_SPAN], block_parts[QUERY_TILE];
         A *scratch_values = scratches[ctx.thread].values;
@@ -351,17 +362,18 @@ template <class T> class ForwardPass {
         }
         for (int64_t q = 0; q < QUERY_TILE; ++q)
             block_parts[q] = {0, 0, scratch_values + q * values_stride};
-        const T *k = cached_head(args.k, layer, index, b, kv_head);
-        const T *v = cached_head(args.v, layer, index, b, kv_head);
+        const char *k = cached_head<Row>(args.k, layer, index, b, kv_head);
+        const char *v = cached_head<Row>(args.v, layer, index, b, kv_head);
+        const int64_t block_bytes = KEY_BLOCK * Row::bytes(width);
         for (int64_t block = first_block; block < blocks; ++block)
             for (int64_t q = 0; q < count; q += QUERY_TILE) {
                 const bool same_block = q + QUERY_TILE < count;
-                const T *next_keys = same_block           ? k + block * KEY_BLOCK * width
-                                     : block + 1 < blocks ? k + (block + 1) * KEY_BLOCK * width
-                                                          : next;
+                const char *next_keys = same_block           ? k + block * block_bytes
+                                        : block + 1 < blocks ? k + (block + 1) * block_bytes
+                                                             : next;
                 const int64_t tile = same_block ? QUERY_TILE : count - q;
-                attend_block_of<T>(tile, queries + q, k, v, next_keys, width, block,
-                                   A(layer.scale), block_parts);
+                attend_block_of<Row>(tile, queries + q, k, v, next_keys, width, block,
+                                     A(layer.scale), block_parts);
                 for (int64_t i = 0; i < tile; ++i) merge(totals[q + i], block_parts[i], width);
             }
         for (int64_t q = 0; q < count; ++q) store_attention(layer, queries[q], r, totals[q]);
@@ -369,6 +381,7 @@ template <class T> class ForwardPass {
 
     // Attention in which a thread takes some key blocks of all rows. After a barrier, it merges the
     // blocks of some queries.
+    template <class Row>
     void attend_by_block(ThreadCtx ctx, const Layer &layer, int64_t index) {
         const int64_t count = args.rows * layer.heads / layer.kv_heads;
         const int64_t items = args.batch * layer.kv_heads * job.key_blocks;
@@ -384,11 +397,11 @@ template <class T> class ForwardPass {
                                     qkv + b * args.rows * qkv_stride, n, count, queries);
                 for (int64_t q = 0; q < tile; ++q)
                     block_parts[q] = empty_part(layer, queries[q], block);
-                const T *k = cached_head(args.k, layer, index, b, kv_head);
-                const T *next =
-                    item + 1 < end ? k + (block + 1) * KEY_BLOCK * layer.head_dim : nullptr;
-                attend_block_of<T>(tile, queries, k, cached_head(args.v, layer, index, b, kv_head),
-                                   next, layer.head_dim, block, A(layer.scale), block_parts);
+                const char *k = cached_head<Row>(args.k, layer, index, b, kv_head);
+                const char *v = cached_head<Row>(args.v, layer, index, b, kv_head);
+                const int64_t next = (block + 1) * KEY_BLOCK * Row::bytes(layer.head_dim);
+                attend_block_of<Row>(tile, queries, k, v, item + 1 < end ? k + next : nullptr,
+                                     layer.head_dim, block, A(layer.scale), block_parts);
                 for (int64_t q = 0; q < tile; ++q)
                     parts[(queries[q].row * layer.heads + queries[q].head) * job.key_blocks +
                           block] = block_parts[q];

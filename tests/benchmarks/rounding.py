@@ -1,12 +1,13 @@
-r"""What rounding the activations costs in quality: perplexity, and greedy texts that stay the same.
+r"""What rounding activations or K/V costs: perplexity, and greedy texts that stay the same.
 
-For each model and each kind of activations, the model reads text (the project's documentation, in
-windows) and continues prompts greedily. Texts are compared with those of float activations. Passes
-over 1 and 4 tokens are timed, with the three kinds in turns.
+For each model and each format, the model reads text (the project's documentation, in windows) and
+continues prompts greedily. Texts are compared with those of the first format, which rounds least.
+Passes over 1 and 4 tokens are timed, with the formats in turns.
 
-    python tests/benchmarks/activations.py --models smollm2-135m-instruct-gguf --dtype bfloat16 \
-        --threads 2 --prompts 32 --tokens 64 --out build/activations.json
+    python tests/benchmarks/rounding.py --of activations --models smollm2-135m-instruct-gguf \
+        --dtype bfloat16 --threads 2 --prompts 32 --tokens 64 --out build/rounding.json
 
+--of kv-cache-dtype compares K/V in the dtype with K/V in 8 bits.
 A model may have a quantization: `FOLDER:native-4bit`.
 """
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 import skipsearch as ss
 from skipsearch.decoding import Decoder, Request
-from skipsearch.models.activations import ACTIVATIONS
+from skipsearch.models.activations import ACTIVATIONS, KV_CACHE_DTYPES
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.kv_cache import Planner
 from skipsearch.replay.workload import make_workload
@@ -35,6 +36,8 @@ from skipsearch.tasks import load_task
 WINDOW = 512  # tokens that are read together
 CONTEXT, REPEATS = 128, 25  # tokens before the timed passes, and how often each is timed
 ROOT = Path(__file__).resolve().parents[2]
+# What is compared -> formats, the one that rounds least first.
+FORMATS = {"activations": [*reversed(ACTIVATIONS)], "kv-cache-dtype": [*KV_CACHE_DTYPES]}
 
 
 def read_windows(model: ModelAdapter, n_windows: int) -> list[Tensor]:
@@ -81,6 +84,7 @@ def time_passes(models: dict[str, ModelAdapter]) -> dict[str, dict[int, float]]:
 def main() -> None:
     """Print a table, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--of", choices=FORMATS, default="activations")
     parser.add_argument("--models", required=True, help="names, separated by commas")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
@@ -96,39 +100,41 @@ def main() -> None:
         location, _, quantization = name.partition(":")
         texts: dict[str, list[list[int]]] = {}
         models: dict[str, ModelAdapter] = {}
-        for activations in reversed(ACTIVATIONS):  # float first
+        for rounding in FORMATS[options.of]:
+            settings: dict[str, Any] = {options.of.replace("-", "_"): rounding}
             model = ss.load_model(
                 location,
                 device="cpu",
                 dtype=options.dtype,
                 quantization=quantization or None,
                 engine="native",
-                activations=activations,
+                **settings,
             )
-            models[activations] = model
+            models[rounding] = model
             task = load_task(options.task)
             prompts = make_workload(model, task, task.calibration[: options.prompts]).prompt_ids
             requests = [Request(ids, max_new_tokens=options.tokens) for ids in prompts]
-            texts[activations] = [g.tokens for g in Decoder(model).generate_batch(requests, 8)]
-            pairs = zip(texts[activations], texts["float"], strict=True)
+            texts[rounding] = [g.tokens for g in Decoder(model).generate_batch(requests, 8)]
+            first = next(iter(texts))
+            pairs = zip(texts[rounding], texts[first], strict=True)
             row = {
                 "model": name,
-                "activations": activations,
+                options.of: rounding,
                 "perplexity": measure_perplexity(model, read_windows(model, options.windows)),
                 "identical": sum(a == b for a, b in pairs),
                 "prompts": len(prompts),
             }
             rows.append(row)
             print(
-                f"{name:50} {activations:6} perplexity {row['perplexity']:.3f}, "
-                f"{row['identical']} of {row['prompts']} texts as with float activations",
+                f"{name:50} {rounding:6} perplexity {row['perplexity']:.3f}, "
+                f"{row['identical']} of {row['prompts']} texts as with {first}",
                 flush=True,
             )
-        for activations, times in time_passes(models).items():
-            row = next(r for r in rows if (r["model"], r["activations"]) == (name, activations))
+        for rounding, times in time_passes(models).items():
+            row = next(r for r in rows if (r["model"], r[options.of]) == (name, rounding))
             row["ms"] = times
             print(
-                f"{name:50} {activations:6} {times[1]:.2f} ms a token, "
+                f"{name:50} {rounding:6} {times[1]:.2f} ms a token, "
                 f"4 tokens {times[4] / times[1]:.2f}",
                 flush=True,
             )
