@@ -144,8 +144,9 @@ def make_systems(
         if name in BY_LLAMA_CPP:
             bits = native_bits(load_model(engine).spec.quantization)
             theirs = load_model(engine if bits or gguf else "hf")
-            weights = load_model(PLAIN_WEIGHTS) if bits else theirs
-            llama = llama or LlamaCpp(weights, bits, gguf)
+            if llama is None:
+                weights = load_model(PLAIN_WEIGHTS) if bits else theirs
+                llama = LlamaCpp(weights, bits, gguf)
             systems.append(
                 ExternalSystem(name, "llama.cpp", theirs, LlamaGenerate(name, llama))
             )  # the weights of `theirs` have as many bytes as llama.cpp's
