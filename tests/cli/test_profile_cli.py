@@ -109,7 +109,8 @@ def test_show_has_the_commands_of_other_engines_for_a_draft_model() -> None:
     for said in (
         "drafts   draft-model small.gguf, confidence 0.5, up to 6",
         "or else  draft-model org/small@main, without 3 sub-layers, int4, 4,102 tokens of the ",
-        "llama-server -m MODEL.gguf -md small.gguf --draft-max 6 --draft-p-min 0.5",
+        "llama-server -m MODEL.gguf -md small.gguf --spec-type draft-simple",
+        "--spec-draft-n-max 6 --spec-draft-p-min 0.5",
         'vllm serve MODEL --speculative-config \'{"method": "draft_model", "model": "small.gguf", ',
         "--speculative-draft-model-path small.gguf --speculative-num-steps 6",
     ):
