@@ -44,6 +44,11 @@ from skipsearch.tuning.calibration import (
     load_trained_drafts,
 )
 from skipsearch.tuning.candidates import Candidate
+from skipsearch.tuning.draft_model_search import (
+    TriedDraftModel,
+    load_tried_models,
+    make_draft_model_objective,
+)
 from skipsearch.tuning.events import StageProgress, StageStarted, TuneListener, ignore_event
 from skipsearch.tuning.objective import MAX_DRAFT, ReplayObjective
 from skipsearch.tuning.online_candidates import list_online_candidates
@@ -137,6 +142,7 @@ def compare_methods(
     on_event: TuneListener = lambda event: None,
     programs: Sequence[ExternalSystem] = (),
     search_s: float = DEFAULT_SEARCH_S,
+    draft_models: Sequence[str] = (),
 ) -> list[MethodRow]:
     """Tune every method on the calibration split, then measure all of them on the hold-out split.
 
@@ -146,9 +152,12 @@ def compare_methods(
     programs: other programs that take part, with the same model.
     search_s: seconds that each searcher may judge masks, and each race may decode prompts. If they
     are too few to race all settings of a drafter, its published ones take part.
+    draft_models: names of smaller models that may draft, as `load_model` takes them. Each is
+    measured as it is, with a searched mask, and with drafts that read less of it.
 
-    Raises: SearchError, TaskError, ModuleError.
+    Raises: SearchError, TaskError, ModuleError, ModelError.
     """
+    tried_models = load_tried_models(model, draft_models, on_event)
     trained = [
         draft for folder in module_folders for draft in load_trained_drafts(model, folder, on_event)
     ]
@@ -196,6 +205,10 @@ def compare_methods(
         fastest = min(without_lookup, key=PREDICTED_TIME)
         chosen["skip, reading less"] = fastest, "seconds of measuring and replay"
         everything += reading_less
+    for tried in tried_models:
+        by_name = _tune_draft_model(tried, objective, seed, on_event, search_s)
+        chosen |= {name: (alone, needs) for name, (alone, _, needs) in by_name.items()}
+        everything += [c for alone, others, _ in by_name.values() for c in (alone, *others)]
     for kind in ONLINE_DRAFTERS:
         racing = list_online_candidates(RecipeShape(kind), objective)[:n_racers]
         on_event(StageStarted(f"racing settings of {kind}"))
@@ -229,6 +242,44 @@ def compare_methods(
         on_event,
         programs,
     )
+
+
+def _tune_draft_model(
+    tried: TriedDraftModel,
+    full: ReplayObjective,
+    seed: int,
+    on_event: TuneListener,
+    search_s: float,
+) -> dict[str, tuple[Candidate, list[Candidate], str]]:
+    """Return the best recipes of a draft model by the name of their method.
+
+    Each name has the best recipe of the draft model alone, others with it, and what it needs.
+    full: the objective of the full model.
+    """
+    name, needs = f"draft-model {tried.ref.id}", "a smaller model with the same tokens"
+    on_event(StageStarted(f"replaying the draft model {tried.ref.id}"))
+    objective = make_draft_model_objective(tried, full, on_event)
+
+    def judge(mask: SkipMask, needs: str) -> tuple[Candidate, list[Candidate], str]:
+        alone, after_lookup = (
+            objective.best_recipe(mask, after_lookup, fine=True) for after_lookup in (False, True)
+        )
+        return alone, [after_lookup], needs
+
+    whole = SkipMask(tried.model.spec.n_layers)
+    by_name = {name: judge(whole, needs)}
+    if tried.model.spec.is_recurrent:  # a mask would not have its own states
+        return by_name
+    on_event(StageStarted(f"searching a mask of {tried.ref.id}"))
+    began = perf_counter()
+    evidence = collect_evidence(objective.replay, objective.costs)
+    mask = _search_mask(tried.model, objective, "auto", evidence, seed, search_s)
+    masked_needs = f"{needs}, {perf_counter() - began:.0f} s of search"
+    by_name[f"{name}, masked"] = judge(mask, masked_needs)
+    if reading_less := _list_reading_less(objective, mask, on_event):
+        alone = min((c for c in reading_less if len(c.recipe.drafters) == 1), key=PREDICTED_TIME)
+        by_name[f"{name}, reading less"] = alone, reading_less, needs
+    return by_name
 
 
 def _list_reading_less(

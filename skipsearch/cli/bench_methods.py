@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 
 from skipsearch.cli.bench_options import Prompts, TaskData, prepare_systems
-from skipsearch.cli.options import ChatTask, Json, LoadOptions, require_usage, unfold_options, warn
+from skipsearch.cli.options import (
+    ChatTask,
+    DraftModels,
+    Json,
+    LoadOptions,
+    require_usage,
+    split_names,
+    unfold_options,
+    warn,
+)
 
 PROGRAMS = ("hf-generate", "hf-early-exit", "hf-lookup", "llama-cpp", "llama-cpp-lookup")
 
@@ -36,6 +45,7 @@ def methods(
         list[Path] | None,
         typer.Option(help="A folder of trained modules to include. May be repeated."),
     ] = None,
+    draft_models: DraftModels = None,
     prompts: Prompts = 16,
     budget: Annotated[
         str,
@@ -60,7 +70,7 @@ def methods(
     Compare every drafting method with plain decoding, each with its best settings on the
     calibration prompts. All decode the same hold-out prompts and take turns in one run. The result
     is a table in Markdown."""
-    names = [] if programs == "none" else [n.strip() for n in (programs or "").split(",") if n]
+    names = [] if programs == "none" else split_names(programs)
     unknown = [name for name in names if name not in PROGRAMS]
     require_usage(
         not unknown, f"--programs has {', '.join(unknown)}; it knows {', '.join(PROGRAMS)} and none"
@@ -89,6 +99,7 @@ def methods(
             on_event=view,
             programs=[system for system in setup.systems if isinstance(system, ExternalSystem)],
             search_s=search_s,
+            draft_models=split_names(draft_models),
         )
     if as_json:
         print_json(to_report_data(setup.model, chosen.name, modules or [], rows))

@@ -12,12 +12,14 @@ import typer
 
 from skipsearch.cli.options import (
     ChatTask,
+    DraftModels,
     Json,
     LoadOptions,
     Seed,
     load_cli_model,
     require_usage,
     select_engine,
+    split_names,
     unfold_options,
     warn,
 )
@@ -72,13 +74,7 @@ def tune(
         Path | None,
         typer.Option(help="A folder of trained modules (from `skipsearch train`) to consider too."),
     ] = None,
-    draft_models: Annotated[
-        str | None,
-        typer.Option(
-            help="Smaller models with the same tokens that may draft: names as for --model, with "
-            "commas between them. What they may leave out is searched, too."
-        ),
-    ] = None,
+    draft_models: DraftModels = None,
     searcher: Annotated[
         str,
         typer.Option(help="How masks are proposed; `skipsearch list searchers` lists the names."),
@@ -189,7 +185,7 @@ def tune(
     from skipsearch.tuning.storage import discard_journal, is_url, redact_url, study_file
 
     check_searcher(searcher)
-    names = [name.strip() for name in (draft_models or "").split(",") if name.strip()]
+    names = split_names(draft_models)
     check_drafters(drafters, modules, bool(names))
     check_objective(objective)
     parse_duration(budget)

@@ -111,7 +111,9 @@ def search_draft_models(
     candidates = list[Candidate]()
     for i, one in enumerate(tried):
         on_event(StageStarted(f"replaying the draft model {one.ref.id}"))
-        objective = make_draft_model_objective(one, calibration.objective, settings, on_event)
+        objective = make_draft_model_objective(
+            one, calibration.objective, on_event, settings.drafters, settings.remeasure
+        )
         judged = [(SkipMask(one.model.spec.n_layers), objective)]
         if not one.model.spec.is_recurrent:  # a mask would not have its own states
             masks, others = search(
@@ -122,16 +124,23 @@ def search_draft_models(
         for mask, judge in judged:
             candidates += [
                 judge.best_recipe(mask, after_lookup, fine=True)
-                for after_lookup in _list_after_lookup(settings)
+                for after_lookup in _list_after_lookup(settings.drafters)
             ]
     unique = {candidate.recipe: candidate for candidate in candidates}
     return sorted(unique.values(), key=lambda candidate: candidate.seconds_per_token)
 
 
 def make_draft_model_objective(
-    tried: TriedDraftModel, full: ReplayObjective, settings: TuneSettings, on_event: TuneListener
+    tried: TriedDraftModel,
+    full: ReplayObjective,
+    on_event: TuneListener,
+    drafters: str = "auto",
+    remeasure: bool = False,
 ) -> ReplayObjective:
-    """Return the objective for masks of a draft model. full: that of the full model."""
+    """Return the objective for masks of a draft model.
+
+    full: that of the full model. drafters, remeasure: as `TuneSettings` has them.
+    """
     replay = DraftModelReplay(full.replay, tried.model, tried.tokens)
     costs = preparation.measure_task_costs(
         tried.model,
@@ -139,10 +148,10 @@ def make_draft_model_objective(
         full.replay.sampling,
         make_progress_callback(on_event),
         on_event,
-        settings.remeasure,
+        remeasure,
     )
     shapes = [
-        "lookup,skip" if after_lookup else "skip" for after_lookup in _list_after_lookup(settings)
+        "lookup,skip" if after_lookup else "skip" for after_lookup in _list_after_lookup(drafters)
     ]
     return ReplayObjective(
         replay,
@@ -153,7 +162,7 @@ def make_draft_model_objective(
     )
 
 
-def _list_after_lookup(settings: TuneSettings) -> list[bool]:
+def _list_after_lookup(drafters: str) -> list[bool]:
     """Return whether recipes have lookup before the draft model, for each allowed shape."""
     shapes = list_shapes(DRAFT_MODEL)  # alone, and after lookup
-    return [i == 1 for i, shape in enumerate(shapes) if settings.drafters in ("auto", shape)]
+    return [i == 1 for i, shape in enumerate(shapes) if drafters in ("auto", shape)]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import builtins
 from functools import cache
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from helpers.gguf_files import write_model
+from helpers.tiny import VOCAB, tiny_llama
 from models.tiny import new_hf_model
 
 import skipsearch as ss
@@ -147,3 +151,32 @@ def test_without_its_packages_it_is_said_what_to_install(monkeypatch: pytest.Mon
         DecodeError, match=r"needs llama-cpp-python: pip install 'skipsearch\[llama-cpp\]'"
     ):
         make_systems(["llama-cpp"], "hf", None, lambda engine: demo())
+
+
+@pytest.mark.thorough
+def test_a_draft_model_drafts_for_llama_cpp_through_its_own_interface(tmp_path: Path) -> None:
+    """llama.cpp verifies what our decoder drafts with a second file, and its text stays the same."""
+    llama_cpp = pytest.importorskip("llama_cpp", minversion="0.3.36")
+    from llama_cpp.llama_speculative import LlamaDraftModel
+
+    vocabulary = {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": VOCAB}
+    full, small = tmp_path / "full.gguf", tmp_path / "small.gguf"
+    write_model(tiny_llama().float(), full, "F32", metadata=vocabulary)
+    write_model(tiny_llama().float(), small, "Q4_0", metadata=vocabulary)
+    decoder = Decoder(ss.load_model(small, engine="native"))
+    lengths = list[int]()
+
+    class OurDrafts(LlamaDraftModel):  # type: ignore[misc]
+        def __call__(self, input_ids: Any, /, **_: Any) -> Any:
+            lengths.append(len(input_ids))
+            return np.array(decoder.generate(input_ids.tolist(), 4).tokens, dtype=np.intc)
+
+    def write_text(draft_model: Any) -> list[int]:
+        settings: dict[str, Any] = {"n_ctx": 128, "n_threads": 1, "logits_all": True}
+        llama = llama_cpp.Llama(str(full), verbose=False, draft_model=draft_model, **settings)
+        return [*islice(llama.generate([5, 17, 40, 3], temp=0.0, repeat_penalty=1.0), 32)]
+
+    assert write_text(OurDrafts()) == write_text(None)
+    gains = {later - earlier for earlier, later in pairwise(lengths)}
+    assert max(gains) > 1, "some drafts were accepted"
+    assert min(gains) < 5, "some were rejected"

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from helpers.command import run_in_process
+from helpers.gguf_files import write_model
 from helpers.modules import SMALL_MASK, make_card, noisy_copies
 from helpers.threads import one_thread
+from helpers.tiny import tiny_llama
 from tuning.small_search import COSTS, small_model, small_task
 
 from skipsearch.bench import ExternalSystem
@@ -84,6 +86,26 @@ def test_every_method_takes_part_and_no_token_changes(tmp_path: Path) -> None:
     assert predicted == {"lookup", *masks, "mask by auto", "adapted (adapted-6)", "best recipe"}
 
 
+def test_a_draft_model_takes_part_with_what_it_may_leave_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(table, "OFFLINE_SEARCHERS", {"clasp": ""})
+    monkeypatch.setattr(table, "ONLINE_DRAFTERS", ())
+    write_model(tiny_llama(), tmp_path / "small.gguf", "Q4_0")
+    rows = compare_methods(
+        small_model(), small_task(), search_s=SEARCH_S, draft_models=[str(tmp_path / "small.gguf")]
+    )
+    by_name = {row.method: row for row in rows}
+    assert [*by_name][3:5] == ["draft-model small.gguf", "draft-model small.gguf, masked"]
+    for row in rows[3:5]:
+        assert row.identical == row.prompts == 3
+        assert row.recipe.startswith("draft-model")
+        assert row.predicted is not None
+        assert row.alpha is not None
+    assert by_name["draft-model small.gguf, masked"].recipe != rows[3].recipe
+
+
 @pytest.mark.parametrize(
     ("options", "programs"),
     [
@@ -101,18 +123,19 @@ def test_the_command_hands_its_options_to_the_comparison(
 ) -> None:
     calls = []
 
-    def compare(model, task, modules, n_prompts, *, on_event, programs, search_s):  # type: ignore[no-untyped-def]
+    def compare(model, task, modules, n_prompts, *, on_event, programs, search_s, draft_models):  # type: ignore[no-untyped-def]
         engine, names = model.spec.engine, [program.name for program in programs]
-        calls.append((engine, task.name, modules, n_prompts, names, search_s))
+        calls.append((engine, task.name, modules, n_prompts, names, search_s, draft_models))
         return []
 
     monkeypatch.setattr(table, "compare_methods", compare)
     common = ("--model", "demo", "--modules", tmp_path, "--prompts", 2, "--budget", "2m")
+    common = (*common, "--draft-models", "small.gguf, other")
     code, printed, shown = run_in_process(
         capsys, monkeypatch, "bench", "methods", *common, *options, "--threads", 1
     )
     assert code == 0, shown
-    assert calls == [("lean", "pycode", [tmp_path], 2, programs, 120.0)]
+    assert calls == [("lean", "pycode", [tmp_path], 2, programs, 120.0, ["small.gguf", "other"])]
     assert printed == to_markdown([])
 
 
