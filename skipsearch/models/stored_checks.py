@@ -14,7 +14,7 @@ from skipsearch.core.files import cache_dir, hash_facts, make_private_dir, write
 from skipsearch.core.machine import describe_machine, software_versions
 from skipsearch.models.adapter import ModelSpec
 from skipsearch.models.check import CheckableAdapter, CheckResult, check_against
-from skipsearch.models.reference import record_reference_from
+from skipsearch.models.reference import ReferenceOutput, record_reference_from
 
 PACKAGE = Path(__file__).parents[1]
 SOURCES = ("*.py", "*.cpp", "*.h")
@@ -51,25 +51,37 @@ def save_check_result(spec: ModelSpec, result: CheckResult, compiled: str = "") 
         return
 
 
+def build_checked(
+    spec: ModelSpec,
+    record: Callable[[], ReferenceOutput],
+    build: Callable[[], AnyAdapter],
+    compiled: str = "",
+) -> AnyAdapter:
+    """Build a model, and check it unless a result is stored.
+
+    spec: of the model that `build` returns. record: returns the logits to compare with; it is
+    called before `build`, which may take over the weights. compiled: as in `load_check_result`.
+    Raises: ModelError if the logits differ; MemoryError, torch.OutOfMemoryError.
+    """
+    is_known = load_check_result(spec, compiled) is not None
+    reference = None if is_known else record()
+    model = build()
+    if reference is not None:
+        save_check_result(spec, check_against(model, reference), compiled)
+    return model
+
+
 def check_engine(
     spec: ModelSpec,
     checked_model: Callable[[], CheckableAdapter],
     build: Callable[[], AnyAdapter],
     compiled: str = "",
 ) -> AnyAdapter:
-    """Build a model for another engine, and check it unless a result is stored.
+    """Build a model for another engine, as `build_checked` does.
 
-    spec: of the model that `build` returns. checked_model: returns the model under the engine that
-    was checked at load; it is called before `build`, which may take over the weights. compiled: as
-    in `load_check_result`. Raises: ModelError if the logits differ; MemoryError,
-    torch.OutOfMemoryError.
+    checked_model: returns the model under the engine that was checked at load.
     """
-    is_known = load_check_result(spec, compiled) is not None
-    reference = None if is_known else record_reference_from(checked_model())
-    model = build()
-    if reference is not None:
-        save_check_result(spec, check_against(model, reference), compiled)
-    return model
+    return build_checked(spec, lambda: record_reference_from(checked_model()), build, compiled)
 
 
 def _result_path(spec: ModelSpec, compiled: str) -> Path:

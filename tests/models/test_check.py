@@ -201,9 +201,9 @@ def test_the_embedded_model_passes_in_every_dtype_and_a_hidden_key_would_not(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[CheckResult] = []
-    monkeypatch.setattr(stored_checks, "load_check_result", lambda spec: None)
+    monkeypatch.setattr(stored_checks, "load_check_result", lambda *_: None)
     monkeypatch.setattr(
-        stored_checks, "save_check_result", lambda spec, finding: kept.append(finding)
+        stored_checks, "save_check_result", lambda spec, finding, _: kept.append(finding)
     )
     for engine in ("hf", "lean"):
         loader.load_adapter("demo", "cpu", dtype, None, engine)

@@ -28,7 +28,7 @@ from skipsearch.engine.native.weight_cache import WeightCache
 from skipsearch.errors import EngineFallbackWarning, ModelError, UnpackedWeightsWarning
 from skipsearch.models.activations import DEFAULT_ACTIVATIONS
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.check import check_against
+from skipsearch.models.check import CheckableAdapter
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model
 from skipsearch.models.loading.loaded_model import LoadedModel
@@ -164,7 +164,7 @@ def to_native_modules(
     """
     from skipsearch.models.loading.loader import make_adapter
     from skipsearch.models.reference import record_reference
-    from skipsearch.models.stored_checks import load_check_result, save_check_result
+    from skipsearch.models.stored_checks import build_checked
 
     if activations == "int8":
         activations = "int16"
@@ -179,16 +179,8 @@ def to_native_modules(
     _refuse_what_does_not_fit(loaded)
     library = load_or_build(progress)
     warn_if_threads_spin()
-    checked_spec = replace(spec, engine="native")
-    is_known = load_check_result(checked_spec, library.sha256) is not None
-    with memory_errors_reported(
-        spec.device,
-        lambda free: (
-            f"{spec.id} ran out of memory while the engine native packed its matrices, and this "
-            f"machine has {in_gb(free)} free"
-        ),
-    ):
-        reference = None if is_known else record_reference(loaded.model, spec)
+
+    def build() -> CheckableAdapter:
         packer = PanelPacker(library, spec.dtype, activations)
         pack_stored_modules(loaded.model, packer)
         replace_recurrent_nets(loaded.model, library)
@@ -196,9 +188,21 @@ def to_native_modules(
         hf_model.stored_head.finish = lambda head: pack_stored_modules(head, packer)
         model = make_adapter(loaded.model, spec, loaded.family, loaded.tokenizer, "hf")
         model.spec = replace(model.spec, engine="native")
-        if reference is not None:
-            save_check_result(checked_spec, check_against(model, reference), library.sha256)
-    return model
+        return model
+
+    with memory_errors_reported(
+        spec.device,
+        lambda free: (
+            f"{spec.id} ran out of memory while the engine native packed its matrices, and this "
+            f"machine has {in_gb(free)} free"
+        ),
+    ):
+        return build_checked(
+            replace(spec, engine="native"),
+            lambda: record_reference(loaded.model, spec),
+            build,
+            library.sha256,
+        )
 
 
 def _warn_of_unpacked_weights(loaded: LoadedModel) -> None:

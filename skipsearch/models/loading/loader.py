@@ -17,7 +17,7 @@ from torch import nn
 from skipsearch.errors import ModelError
 from skipsearch.models import synthetic
 from skipsearch.models.adapter import ModelAdapter, ModelSpec
-from skipsearch.models.check import check_against
+from skipsearch.models.check import CheckableAdapter, check_against
 from skipsearch.models.families.hf_adapter import HFAdapter
 from skipsearch.models.families.table import Family, family_of
 from skipsearch.models.fingerprint import forward_fingerprint, refuse_foreign_code
@@ -212,17 +212,18 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
 
 def _make_checked(loaded: LoadedModel, engine: str) -> ModelAdapter:
     """Return an adapter that was checked against the model's own forward. Raises: ModelError."""
-    from skipsearch.models.stored_checks import load_check_result, save_check_result
+    from skipsearch.models.stored_checks import build_checked
 
     model, spec = loaded.model, loaded.spec
-    engine_spec = replace(spec, engine=_pick_engine(model, spec, loaded.family, engine))
+
+    def build() -> CheckableAdapter:
+        return make_adapter(model, spec, loaded.family, loaded.tokenizer, engine)
+
     # Synthetic models are not checked: their weights are not a file's, and only speed is measured.
-    is_known = synthetic.is_synthetic(spec.id) or load_check_result(engine_spec) is not None
-    reference = None if is_known else record_reference(model, spec)
-    adapter = make_adapter(model, spec, loaded.family, loaded.tokenizer, engine)
-    if reference is not None:
-        save_check_result(adapter.spec, check_against(adapter, reference))
-    return adapter
+    if synthetic.is_synthetic(spec.id):
+        return build()
+    engine_spec = replace(spec, engine=_pick_engine(model, spec, loaded.family, engine))
+    return build_checked(engine_spec, lambda: record_reference(model, spec), build)
 
 
 def _open_synthetic(
