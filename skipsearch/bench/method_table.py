@@ -165,7 +165,8 @@ def compare_methods(
         *RECIPE_SHAPES["auto"],
         *(shape for kind in TRAINED_DRAFTERS for shape in list_shapes(kind)),
     )
-    calibration = make_workload(model, task, task.calibration)
+    judged = task.keep_unseen() if trained else task
+    calibration = make_workload(model, judged, judged.calibration)
     on_event(StageStarted("writing reference text: the model continues calibration prompts"))
     longest = estimate_longest_decoding(model, calibration, len(task.holdout))
     limits = choose_limits(longest, TEXT_RATIO * search_s, search_s)

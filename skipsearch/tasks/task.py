@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from skipsearch.core.constraint import Constraint
 from skipsearch.core.schema_types import FrozenModel, Temperature, TopK, TopP
+
+MAX_UNSEEN, MIN_UNSEEN = 32, 8  # calibration prompts that no training reads
 
 
 class TaskSampling(FrozenModel):
@@ -67,6 +69,26 @@ class Task:
     calibration: tuple[Prompt, ...]
     holdout: tuple[Prompt, ...]
     constraint: Constraint | None = None
+
+    @property
+    def unseen(self) -> tuple[Prompt, ...]:
+        """The calibration prompts that no training reads, so that trained drafts are judged on text
+        that is new to them: the first third, at most MAX_UNSEEN. () if these are too few.
+        """
+        n_unseen = min(MAX_UNSEEN, len(self.calibration) // 3)
+        return self.calibration[:n_unseen] if n_unseen >= MIN_UNSEEN else ()
+
+    @property
+    def trainable(self) -> tuple[Prompt, ...]:
+        """The calibration prompts that a training may read."""
+        return self.calibration[len(self.unseen) :]
+
+    def keep_unseen(self) -> Task:
+        """Return the task without the calibration prompts that a training may read.
+
+        It is the task itself if no prompt is left out of trainings.
+        """
+        return replace(self, calibration=self.unseen or self.calibration)
 
     @property
     def calibration_sha256(self) -> str:

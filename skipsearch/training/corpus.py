@@ -84,7 +84,7 @@ def read_corpus(
         beginnings = list_beginnings(model.tokenizer, texts, longest, length)
         sources.append(", ".join(path.name for path in data))
     elif task is not None:
-        prompts = make_workload(model, task, task.calibration).prompt_ids
+        prompts = make_workload(model, task, task.trainable).prompt_ids
         beginnings = [prompt[-longest:] for prompt in prompts]
         sources.append(f"calibration prompts of task {task.name}")
     else:

@@ -183,10 +183,10 @@ class HeadRequests:
         return TextSettings(max_new_tokens, "loop", sampling, self.seed)
 
     def _list_prompts(self, task: Task) -> list[HeadRequest]:
-        workload = make_workload(self.model, task, task.calibration)
+        workload = make_workload(self.model, task, task.trainable)
         self._openings += [
             " ".join(prompt.text.split(" ")[:OPENING_WORDS])
-            for prompt in task.calibration
+            for prompt in task.trainable
             if not self._is_rendered(prompt.text)
         ]
         settings = replace(

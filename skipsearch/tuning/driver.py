@@ -145,11 +145,20 @@ def tune(
     schedule = Schedule(budget_s, perf_counter())
     task = load_task(task) if isinstance(task, str) else task
     check_task(task)
-    # Before the study is created: a model that cannot read the task could not resume it.
-    prompts = make_workload(model, task, task.calibration)
     trained = load_needed_modules(model, settings, on_event)
+    has_modules = any(draft.ref is not None for draft in trained)  # not only what a model ships
+    judged = task.keep_unseen() if has_modules else task
+    if len(judged.calibration) < len(task.calibration):
+        on_event(
+            Notice(
+                f"recipes are judged on {len(judged.calibration)} of {len(task.calibration)} "
+                "calibration prompts: a training reads the others"
+            )
+        )
+    # Before the study is created: a model that cannot read the task could not resume it.
+    prompts = make_workload(model, judged, judged.calibration)
     tried_models = load_tried_models(model, draft_models, on_event)
-    store = _open_study(model, task, settings, study, resume, on_event, tried_models)
+    store = _open_study(model, judged, settings, study, resume, on_event, tried_models)
 
     longest = estimate_longest_decoding(model, prompts, len(task.holdout))
     if budget_s is None:

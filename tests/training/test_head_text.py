@@ -62,11 +62,11 @@ def test_without_data_half_are_instructions_and_half_the_models_own_requests(
 ) -> None:
     asked, requests = written(monkeypatch), HeadRequests(chat_model(), [], None, False, 0.0, 0)
     n_own, half = len(requests.own), WAVE // 2
-    assert 40 < n_own < 96, "those that fit into half a window"
+    assert 32 < n_own < 64, "those that fit into half a window"
     n_mixed = -(-n_own // half)
     waves = [requests.list_wave(number) for number in range(n_mixed + 1)]
     assert {len(wave) for wave in waves} == {WAVE}
-    assert asked[:2] == [(0, half), (half, half)]
+    assert asked[:2] == [(0, half), (half, WAVE - (n_own - half))]
     assert asked[-1] == (n_mixed * WAVE - n_own, WAVE), "then all are the model's own"
     every = [request.tokens for wave in waves for request in wave]
     assert len(every) == len(set(every))
@@ -81,15 +81,25 @@ def test_data_shifts_the_proportion_towards_the_users_prompts(
     asked, model = written(monkeypatch), chat_model()
     requests = HeadRequests(model, [tmp_path / "log.jsonl"], None, False, 0.0, 0)
     n_given = len(requests.given)
-    assert n_given == 96, "the hold-out half of `tune --task log.jsonl` is not trained on"
+    assert n_given == 64, "what `tune --task log.jsonl --modules` judges on is not trained on"
     first, second = requests.list_wave(0), requests.list_wave(1)
     given = {request.tokens for request in requests.given}
     assert sum(r.tokens in given for r in first) == USER_SHARE == 3 * WAVE // 4
-    assert sum(r.tokens in given for r in second) == USER_SHARE
+    assert sum(r.tokens in given for r in second) == n_given - USER_SHARE
     assert not {r.tokens for r in first} & {r.tokens for r in second}
     assert asked[0] == (0, WAVE // 8)
     assert not any(r.tokens in given for r in requests.list_wave(n_given // USER_SHARE + 1))
     assert all("<|user|>question" in decode(model, tokens) for tokens in given)
+
+
+def test_prompts_on_which_trained_drafts_are_judged_are_no_requests(tmp_path: Path) -> None:
+    rows = [json.dumps({"prompt": f"def f{i}(x):"}) for i in range(60)]
+    (tmp_path / "asked.jsonl").write_text("\n".join(rows), "utf-8")
+    task, model = load_task(tmp_path / "asked.jsonl"), chat_model()
+    requests = HeadRequests(model, [tmp_path / "asked.jsonl"], None, False, 0.0, 0)
+    asked = [decode(model, request.tokens) for request in requests.given]
+    assert len(asked) == len(task.trainable) < len(task.calibration)
+    assert not [p for p in task.unseen if any(p.text in request for request in asked)]
 
 
 def test_prompts_that_a_template_rendered_are_not_rendered_again(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from skipsearch.replay.simulate import simulate
 from skipsearch.replay.sweep import coarse_policies
 from skipsearch.replay.workload import make_workload
 from skipsearch.searchers import SearchProblem
-from skipsearch.tasks import TaskSampling
+from skipsearch.tasks import Prompt, TaskSampling
 from skipsearch.timing.latency import LatencyEntry
 from skipsearch.timing.latency_table import LatencyTable
 from skipsearch.tuning import calibration, driver, race
@@ -284,6 +284,16 @@ def test_drafters_that_choose_their_masks_are_tuned_and_say_what_that_takes(draf
         Decoder(model, profile.measured_recipe).generate([1, 2, 3], 12).tokens
         == Decoder(model).generate([1, 2, 3], 12).tokens
     )
+
+
+def test_recipes_with_modules_are_judged_on_prompts_that_no_training_reads(tmp_path: Path) -> None:
+    words = tuple(Prompt(f"word/{i}", f"{i:03d} words") for i in range(30))
+    told = list[TuneEvent]()
+    task = replace(small_task(), calibration=words)
+    modules = modules_of(small_model(), tmp_path)
+    searched(task=task, drafters="auto", trials=1, modules=modules, on_event=told.append)
+    notices = [event.sentence for event in told if isinstance(event, Notice)]
+    assert any("judged on 10 of 30 calibration prompts" in text for text in notices)
 
 
 def test_modules_that_are_not_there_or_fit_another_model_are_refused(tmp_path: Path) -> None:
