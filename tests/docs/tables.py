@@ -19,7 +19,7 @@ from skipsearch.cli.list_command import list_entries
 from . import reference, results
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"<!-- (?P<name>[a-z0-9-]+) -->\n(?P<text>.*?)<!-- /(?P=name) -->", re.DOTALL)
 
 
@@ -47,20 +47,21 @@ def gguf_architectures() -> str:
     """How files of each architecture that llama.cpp names are opened."""
     import gguf
     from helpers.gguf_files import ARCHITECTURES as WRITTEN
+    from helpers.gguf_files import name_architecture
     from models import test_gguf, test_gguf_families
 
     from skipsearch.models.fused.fused_adapter import FUSABLE
     from skipsearch.models.loading.gguf_architectures import ARCHITECTURES
 
-    compared = {*test_gguf.IN_LLAMA_CPP, *test_gguf_families.IN_LLAMA_CPP}
+    compared = {WRITTEN[name.partition("-")[0]] for name in test_gguf.IN_LLAMA_CPP}
+    for name in test_gguf_families.IN_LLAMA_CPP:
+        compared.add(name_architecture(test_gguf_families.make_model(name).config))
     native = {name for name, row in ARCHITECTURES.items() if row.model_type in FUSABLE}
     others = {*gguf.MODEL_ARCH_NAMES.values()} - {*ARCHITECTURES}
     rows = {
         "`native` alone": native,
         "`native`, with modules of transformers": {*ARCHITECTURES} - native,
-        "one of these, and compared with llama.cpp": {
-            WRITTEN[name.partition("-")[0]] for name in compared
-        },
+        "one of these, and compared with llama.cpp": compared,
         "none (refused): they have no row yet": others,
     }
     lines = ["| opened by | architectures |", "|---|---|"]
@@ -117,6 +118,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "request-fields": reference.request_fields,
     "draft-head": results.draft_head,
     "constraints": results.constraints,
+    "compared-methods": results.compared_methods,
+    "passes": lambda: results.passes((2, 1)),
+    "passes-two-threads": lambda: results.passes((2,)),
+    "long-contexts": results.long_contexts,
     **{path.stem: methods(path) for path in results.METHODS},
 }
 PICTURES = {

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.gguf_files import ARCHITECTURES as WRITTEN
 from helpers.gguf_files import name_architecture, write_model
 from helpers.marks import thorough
 from torch import nn
 
 import skipsearch as ss
+from models import test_gguf
 from models.test_gguf import check_greedy
 from models.tiny import new_random_model
 from skipsearch.core.mask import SkipMask
@@ -23,6 +25,7 @@ from skipsearch.engine import forward, native
 from skipsearch.errors import ModelError, ModuleError, UnpackedWeightsWarning
 from skipsearch.models.kv_cache import Planner
 from skipsearch.models.loading import gguf_model
+from skipsearch.models.loading.gguf_architectures import ARCHITECTURES
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
 from skipsearch.models.loading.gguf_model import open_gguf, unpack_stored_modules
 from skipsearch.models.loading.shipped_heads import ships_draft_head
@@ -393,6 +396,13 @@ def test_metadata_that_fit_no_model_are_refused(case: str, tmp_path: Path) -> No
     with pytest.raises(GGUFError, match=sentence) as error:
         open_gguf(str(tmp_path / "m.gguf"), torch.float32)
     assert "\n" not in str(error.value)
+
+
+def test_every_architecture_of_the_table_has_a_tiny_model() -> None:
+    """Those with an image too are tested under the names of their texts (`test_gguf_names.py`)."""
+    tested = {name_architecture(make_model(name).config) for name in MODELS}
+    tested |= {WRITTEN[name.partition("-")[0]] for name in test_gguf.MODELS}
+    assert {*ARCHITECTURES} - {"qwen2vl", "qwen3vl", "qwen3vlmoe"} == tested
 
 
 # Those that llama-cpp-python 0.3.36 reads, and what it does not: norms of few layers' queries. Of
