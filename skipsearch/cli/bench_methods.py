@@ -29,7 +29,8 @@ def methods(
     model: Annotated[
         str,
         typer.Option(
-            help="demo, an alias, a Hub id (org/name[@revision]), a folder or a GGUF file."
+            help="demo, an alias, a Hub id (org/name[@revision], org/name:Q4_K_M), a folder or a "
+            "GGUF file."
         ),
     ],
     task: Annotated[

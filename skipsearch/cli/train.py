@@ -32,7 +32,11 @@ app = typer.Typer(
 )
 
 Model = Annotated[
-    str, typer.Option(help="demo, an alias, a Hub id (org/name[@revision]) or a folder.")
+    str,
+    typer.Option(
+        help="demo, an alias, a Hub id (org/name[@revision], org/name:Q4_K_M), a folder or a GGUF "
+        "file."
+    ),
 ]
 Out = Annotated[
     Path,

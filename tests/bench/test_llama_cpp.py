@@ -155,7 +155,7 @@ def test_without_its_packages_it_is_said_what_to_install(monkeypatch: pytest.Mon
 
 @pytest.mark.thorough
 def test_a_draft_model_drafts_for_llama_cpp_through_its_own_interface(tmp_path: Path) -> None:
-    """llama.cpp verifies what our decoder drafts with a second file, and its text stays the same."""
+    """llama.cpp verifies what our decoder drafts with a second file; its text stays the same."""
     llama_cpp = pytest.importorskip("llama_cpp", minversion="0.3.36")
     from llama_cpp.llama_speculative import LlamaDraftModel
 

@@ -91,10 +91,10 @@ def time_passes(
         passes[name](n, after)
         times[name].setdefault(kind, []).append(1e3 * (perf_counter() - started))
 
-    for _ in range(5 if n_prefill == MIN_PREFILL else 1):
+    for _ in range(3 if n_prefill == MIN_PREFILL else 1):
         for name in passes:
             time_pass(name, "prefill", n_prefill, 0)
-    for name, run_pass in passes.items():
+    for run_pass in passes.values():
         if context < n_prefill:
             run_pass(context, 0)
     for _ in range(repeats):

@@ -24,6 +24,11 @@ from skipsearch.report.theme import (
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 METHODS = sorted((ROOT / "docs" / "results").glob("methods-*.json"))
+COMPARED_METHODS = {
+    "GSM8K": "methods-qwen-1b5-gsm8k",
+    "`chat`": "methods-qwen-1b5-chat",
+    "GSM8K, bfloat16": "methods-qwen-1b5-gsm8k-bf16",
+}  # of one model, by task and format
 RECIPE_FILES = ROOT / "docs" / "results"
 UNTRAINED = ("lookup", "skip, reading less", "lookup, then skip, reading less")
 DRAFT_HEAD = {
@@ -45,6 +50,8 @@ TASK_NAMES = {
 PICTURED = {"gsm8k": "GSM8K", "chat": "chat"}
 WHOLE_ANSWERS = "whole-answers-avx2.json"  # what `tune` measured of two pretrained models
 HEAD_TRAINING = "head-training-qwen1.5b.json"  # α by draft step, and the minutes of each
+PASSES_BESIDE = "passes-zen4.json"  # of native and llama.cpp, by model, format and threads
+LONG_CONTEXTS = "passes-long-zen4.json"  # the same by context and format of K/V
 PASSES = "passes-avx2.json"  # of the same models, in their order
 
 
@@ -74,6 +81,65 @@ def list_task_rows(
             cells = [speedup(by_name[name]) if name in by_name else "–" for name in names]
             start = f"| {TASK_NAMES[task]}, {weights} | {entry['prompts']}"
             yield start, entry, by_name, " | ".join(cells)
+
+
+def passes(threads: Sequence[int]) -> str:
+    """Passes of the engine native and of llama.cpp over the same file, by number of tokens."""
+    heads = ("model, weights, threads", "ms a token", "over llama.cpp's", "share of read speed")
+    heads += ("v 2, 4, 8, 16", "llama.cpp's", "prefill of 512, over llama.cpp's")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for entry in json.loads((RECIPE_FILES / PASSES_BESIDE).read_text("utf-8")):
+        if entry["threads"] in threads:
+            name = f"{entry['model']}, {entry['threads']}"
+            share = f"{entry['read_rate'] / entry['read_ceiling']:.2f}"
+            one, ratio, v, prefill = _describe_passes(entry["ms"])
+            lines.append(f"| {name} | {one} | {ratio} | {share} | {v} | {prefill} |")
+    return "\n".join(lines) + "\n"
+
+
+def long_contexts() -> str:
+    """The same after long contexts, with K/V in the dtype and in 8 bits."""
+    heads = ("context", "K/V", "ms a token", "over llama.cpp's", "v 2, 4, 8, 16", "llama.cpp's")
+    heads += ("prefill, over llama.cpp's",)
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for entry in json.loads((RECIPE_FILES / LONG_CONTEXTS).read_text("utf-8")):
+        one, ratio, v, prefill = _describe_passes(entry["ms"])
+        kv = {"auto": "float32, llama.cpp's float16", "int8": "8 bits, both"}
+        name = f"{entry['context']:,} | {kv[entry['kv_cache_dtype']]}"
+        seconds = entry["ms"]["native"]["prefill"] / 1e3
+        lines.append(f"| {name} | {one} | {ratio} | {v} | {seconds:.1f} s, {prefill} |")
+    return "\n".join(lines) + "\n"
+
+
+def _describe_passes(ms: dict[str, dict[str, float]]) -> tuple[str, str, str, str]:
+    """Cells: ms of one token, that over llama.cpp's, v of both, prefill over llama.cpp's."""
+    ours, theirs = ms["native"], ms["llama.cpp"]
+    v = (
+        ", ".join(f"{by[n] / by['1']:.2f}" for n in ("2", "4", "8", "16")) for by in (ours, theirs)
+    )
+    prefill = f"{ours['prefill'] / theirs['prefill']:.2f}"
+    return f"{ours['1']:.2f}", f"{ours['1'] / theirs['1']:.2f}", " | ".join(v), prefill
+
+
+def compared_methods() -> str:
+    """The speedup of every method on every task, and what its paper reports."""
+    tables = {
+        title: {
+            row["method"]: row
+            for row in json.loads((RECIPE_FILES / f"{stem}.json").read_text("utf-8"))["rows"]
+        }
+        for title, stem in COMPARED_METHODS.items()
+    }
+    methods = dict.fromkeys(name for table in tables.values() for name in table)
+    methods["best recipe"] = methods.pop("best recipe")  # last, whichever table ends with others
+    heads = ["method", *tables, "as published, elsewhere"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name in methods:
+        rows = [table.get(name) for table in tables.values()]
+        cells = ["–" if row is None else speedup(row) for row in rows]
+        published = next((row["published"] for row in rows if row and row["published"]), "")
+        lines.append(f"| {' | '.join([name, *cells, published])} |")
+    return "\n".join(lines) + "\n"
 
 
 def draft_head() -> str:

@@ -184,8 +184,8 @@ def tiny_model_and_reference(seed: int = 0) -> tuple[ModelAdapter, FullModel]:
 @contextmanager
 def use_engine(engine: str, device: str = "cpu") -> Iterator[None]:
     """While it lasts, `small_world` is driven by this engine, which may be `graph` on a CPU, or
-    native with weights, or K/V too, of 8 bits by their name: another model, so the full model is another one
-    too."""
+    native with weights, or K/V too, of 8 bits by their name: another model, so the full model is
+    another one too."""
     engine_before, device_before = _engine.set(engine), _device.set(device)
     try:
         yield
