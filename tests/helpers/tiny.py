@@ -145,10 +145,10 @@ class FullModel:
     """What the unmodified model itself generates: Hugging Face's own forward, with a cache of its
     own.
 
-    make_cache: what its forward keeps K/V in.
+    make_cache: what its forward keeps K/V in; None: what it takes by itself.
     """
 
-    def __init__(self, hf: Any, make_cache: Callable[[], DynamicCache] = DynamicCache):
+    def __init__(self, hf: Any, make_cache: Callable[[], DynamicCache | None] = lambda: None):
         self.hf, self.make_cache = hf, make_cache
         self._texts: dict[tuple[int, ...], list[int]] = {}
         self._logits: dict[tuple[int, ...], NDArray[np.float64]] = {}
@@ -229,9 +229,8 @@ def _make_reference(seed: int, eight_bits: bool = False, int8_kv: bool = False) 
 
 
 def _make_full_model(hf: Any, eight_bits: bool, int8_kv: bool) -> FullModel:
-    return FullModel(
-        round_matrices(hf) if eight_bits else hf, RoundedCache if int8_kv else DynamicCache
-    )
+    hf = round_matrices(hf) if eight_bits else hf
+    return FullModel(hf, RoundedCache) if int8_kv else FullModel(hf)
 
 
 def model_and_reference(make: Callable[[], LlamaForCausalLM]) -> tuple[ModelAdapter, FullModel]:
