@@ -27,8 +27,10 @@ METHODS = sorted((ROOT / "docs" / "results").glob("methods-*.json"))
 COMPARED_METHODS = {
     "GSM8K": "methods-qwen-1b5-gsm8k",
     "`chat`": "methods-qwen-1b5-chat",
+    "HumanEval, sampled": "methods-qwen-1b5-humaneval",
     "GSM8K, bfloat16": "methods-qwen-1b5-gsm8k-bf16",
 }  # of one model, by task and format
+SAMPLED = ("methods-qwen-1b5-humaneval",)  # whose texts depend on draws
 RECIPE_FILES = ROOT / "docs" / "results"
 UNTRAINED = ("lookup", "skip, reading less", "lookup, then skip, reading less")
 DRAFT_HEAD = {

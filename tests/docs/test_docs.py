@@ -98,7 +98,8 @@ def test_a_picture_shows_the_figures_of_its_file_in_light_and_dark(file: str) ->
 
 
 def test_the_results_are_of_texts_that_no_draft_changed() -> None:
-    rows = [row for path in results.METHODS for row in json.loads(path.read_text("utf-8"))["rows"]]
+    greedy = [path for path in results.METHODS if path.stem not in results.SAMPLED]
+    rows = [row for path in greedy for row in json.loads(path.read_text("utf-8"))["rows"]]
     ours = [row for row in rows if row["method"] not in PROGRAM_TITLES.values()]
     assert len(ours) > 10
     assert all(row["identical"] == row["prompts"] > 0 for row in ours)
