@@ -202,8 +202,7 @@ def compare_methods(
     fastest_mask = min(masks, key=PREDICTED_TIME).recipe.mask(model.spec.n_layers)
     assert fastest_mask is not None
     if reading_less := _list_reading_less(objective, fastest_mask, on_event):
-        without_lookup = [c for c in reading_less if len(c.recipe.drafters) == 1]
-        fastest = min(without_lookup, key=PREDICTED_TIME)
+        fastest = _find_fastest_alone(reading_less)
         chosen["skip, reading less"] = fastest, "seconds of measuring and replay"
         everything += reading_less
     for tried in tried_models:
@@ -278,9 +277,13 @@ def _tune_draft_model(
     masked_needs = f"{needs}, {perf_counter() - began:.0f} s of search"
     by_name[f"{name}, masked"] = judge(mask, masked_needs)
     if reading_less := _list_reading_less(objective, mask, on_event):
-        alone = min((c for c in reading_less if len(c.recipe.drafters) == 1), key=PREDICTED_TIME)
-        by_name[f"{name}, reading less"] = alone, reading_less, needs
+        by_name[f"{name}, reading less"] = _find_fastest_alone(reading_less), reading_less, needs
     return by_name
+
+
+def _find_fastest_alone(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the candidate with a single drafter that is predicted to be the fastest."""
+    return min((c for c in candidates if len(c.recipe.drafters) == 1), key=PREDICTED_TIME)
 
 
 def _list_reading_less(
