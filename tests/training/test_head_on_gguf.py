@@ -157,6 +157,9 @@ def test_a_head_is_refused_with_other_activations(tmp_path: Path) -> None:
     student = DraftHeadStudent(model, texts())
     card = ModuleCard(**student.card, base=make_base(model.spec), trained=TRAINED_CARD)
     check_card(card, "mtp", model.spec, "x")
+    with_int8_kv = replace(model.spec, quantization="gguf-q4_1-int8-kv")
+    check_card(card, "mtp", with_int8_kv, "x")
+    assert make_base(with_int8_kv) == make_base(model.spec)
     with pytest.raises(ModuleError, match="ran as gguf-q4_1, and runs as gguf-q4_1-float-activ"):
         check_card(card, "mtp", other.spec, "x")
     plain = replace(model.spec, quantization=None)
