@@ -30,6 +30,7 @@ COMMAND = "import skipsearch.cli.main as m; m.let_idle_threads_sleep()"
         ),  # what a library decides is for its own process alone
         (COMMAND, {}, "PASSIVE", "10000"),
         (COMMAND, {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE", "None"),
+        (COMMAND, {"OMP_WAIT_POLICY": "passive"}, "passive", "10000"),  # or llama.cpp crawls
         (COMMAND, {"GOMP_SPINCOUNT": "7"}, "PASSIVE", "7"),
         (
             f"import sys; sys.modules['torch'] = None; {COMMAND}",
