@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.models.chat.call_reader import CallDelta, CallReader, SchemaCallReader, merge_deltas
-from skipsearch.models.chat.formats import HERMES, TOOL_FORMATS, ToolFormat, detect_tool_format
+from skipsearch.models.chat.formats import (
+    HERMES,
+    TOOL_FORMATS,
+    UNKNOWN_FORMS,
+    ToolFormat,
+    detect_tool_format,
+)
+from skipsearch.models.chat.tool_formats import Fields
 
 Calls = dict[int, tuple[str, str]]
 FORMS = {form.name: form for form in TOOL_FORMATS}
@@ -163,6 +170,14 @@ ANSWERS: list[tuple[str, str, str, Calls]] = [
     ),
     ("Qwen3-Coder", "The tag <tool_call> is a tag.", "The tag <tool_call> is a tag.", {}),
     (
+        "MiniMax M2",
+        'So.\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">if x < 3:\n    pass\n'
+        '</parameter>\n<parameter name="n">7</parameter>\n</invoke>\n<invoke name="g">\n</invoke>\n'
+        "</minimax:tool_call>",
+        "So.",
+        {0: ("f", '{"a": "if x < 3:\\n    pass\\n", "n": 7}'), 1: ("g", "{}")},
+    ),
+    (
         "GLM",
         "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>7</arg_value>\n<arg_key>kind</arg_key>\n"
         "<arg_value>7</arg_value>\n<arg_key>maybe</arg_key>\n<arg_value>null</arg_value>\n"
@@ -313,11 +328,25 @@ def test_every_form_has_a_recorded_answer_and_a_template() -> None:
         ('<call name="$name', '<call name="$name">$arguments'),
         ("", "<call>$arguments"),
         ("", "<call $name>$args"),
+        ("", "<call>$arguments</call $name>"),
     ],
 )
 def test_a_form_that_breaks_a_rule_is_refused(trigger: str, call: str) -> None:
     with pytest.raises(ValueError, match="of the form Mine is "):
         ToolFormat("Mine", call, (), trigger=trigger)
+
+
+def test_fields_that_cannot_be_read_are_refused() -> None:
+    with pytest.raises(ValueError, match="after fields it ends with a mark"):
+        ToolFormat("Mine", "<$name>$arguments", (), fields=Fields("<$key>$value</>"))
+    for field, separator, quote in (
+        ("$key=$value", ", ", '"'),
+        ("$key:$value", ";", "'"),
+        ("<$key>$value", "", ""),
+        ("<$value>$key</>", "", ""),
+    ):
+        with pytest.raises(ValueError, match="a field is "):
+            Fields(field, separator, quote)
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS, ids=lambda form: form.name)
@@ -363,6 +392,7 @@ TEMPLATES = {
     "Mistral with [CALL_ID]": "[TOOL_CALLS]{{ name }}[CALL_ID]{{ id }}[ARGS]{{ arguments }}",
     "DeepSeek V3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ type }}<｜tool▁sep｜>\n```json",
     "DeepSeek V3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>",
+    "MiniMax M2": '<minimax:tool_call>\n<invoke name="{{ name }}">\n<parameter name="{{ key }}">',
     "Kimi K2": "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}",
     "gpt-oss": "<|start|>assistant to={{ 'functions.' + name }}<|channel|>commentary json",
     "FunctionGemma": "<start_function_call>call:{{ name }}{",
@@ -378,7 +408,7 @@ def test_a_template_names_its_form(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ messages }}", '<invoke name="f"> <tool_call>', '｜DSML｜ "parameters"']
+    "template", ["{{ messages }}", *(f'<tool_call> "parameters" {mark}' for mark in UNKNOWN_FORMS)]
 )
 def test_a_template_of_another_form_names_none(template: str) -> None:
     assert detect_tool_format(template) is None

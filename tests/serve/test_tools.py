@@ -19,6 +19,7 @@ from helpers.tiny import FullModel, tiny_llama
 from skipsearch.decoding import Decoder
 from skipsearch.models import adapt
 from skipsearch.models.chat.described_tools import describe_tools
+from skipsearch.models.chat.formats import UNKNOWN_FORMS
 from skipsearch.serve.app import build_app
 from skipsearch.serve.auth import APIKeys
 from skipsearch.serve.service import Service
@@ -306,7 +307,8 @@ def test_a_template_without_tools_shows_them_in_a_system_message(without: TestCl
 
 
 def test_a_template_with_calls_of_an_unknown_form_is_refused_by_name() -> None:
-    for tag, named in (("tag>", "in a form that this server cannot read"), ("invoke>", "MiniMax")):
+    mark, name = next(iter(UNKNOWN_FORMS.items()))
+    for tag, named in (("tag>", "in a form that this server cannot read"), (f"{mark}>", name)):
         client = client_of(WITH_TOOLS.replace("tool_call>", tag))
         check_refused(ask(next(client), tools=TOOLS), "tools", named)
         client.close()

@@ -28,13 +28,26 @@ IDS = {"$number": (r"\d+", "/[0-9]+/"), "$id": (r"[\w.:-]+", "/[a-zA-Z0-9]{9}/")
 class Fields:
     """Arguments that are written as a list of fields, and not as JSON.
 
-    field: with `$key` and `$value`. separator: between fields. quote: a mark on both sides of a
-    text; without it, a text has no marks of its own.
+    field: `$key`, and `$value` after it. Without `quote`, a text ends where the mark after `$value`
+    begins. separator: between fields.
+    quote: a mark on both sides of a text, which no text contains. Fields are then a JSON object
+    without its brackets, in which keys have no quotes: `$key:$value`, commas between them.
+    Raises: ValueError for a field that breaks these rules.
     """
 
     field: str
     separator: str = ""
     quote: str = ""
+
+    def __post_init__(self) -> None:
+        is_object = (self.field, self.separator.strip()) == ("$key:$value", ",")
+        if not re.fullmatch(r"[^$]*\$key[^$]+\$value[^$]*", self.field) or not (
+            is_object if self.quote else self.parts[2].strip()
+        ):
+            raise ValueError(
+                f"a field is {self.field!r}: it has $key and then $value; with the quote, it is "
+                "'$key:$value' between commas, and without one it ends with a mark"
+            )
 
     @property
     def parts(self) -> tuple[str, str, str]:
@@ -59,13 +72,14 @@ class Fields:
 class ToolFormat:
     """One form of calls.
 
-    call: a call with `$name`, `$arguments` and perhaps `$number` or `$id`. White space in it is
-    optional when it is read.
-    template_marks: texts that the chat templates of its models have, all of them. also: other forms
-    of a call that are read. begin, separator, end: before, between and after the calls of an
-    answer. fields: None if arguments are JSON. fences: texts before and after JSON that is a call
-    if it fits a tool. dropped: an expression of text that is no content. trigger: the text with
-    which `begin`, or else `call`, starts, as long as other text never has it; "": there is none.
+    call: a call with `$name`, `$arguments` after it, and perhaps `$number` or `$id`. White space in
+    it is optional when it is read. If arguments are fields, a mark ends the call.
+    template_marks: a chat template that contains every one of these texts is of this form. also:
+    other forms of a call that are read. begin, separator, end: before, between and after the calls
+    of an answer. fields: None if arguments are JSON. fences: texts before and after JSON that is a
+    call if it fits a tool. dropped: an expression of text that is no content. trigger: the text
+    with which `begin`, or else `call`, starts, as long as other text never has it; "": there is
+    none.
     Raises: ValueError for a call or a trigger that breaks these rules.
     """
 
@@ -90,10 +104,15 @@ class ToolFormat:
             )
         for call in (self.call, *self.also):
             parts = set(re.findall(r"\$\w+", call))
-            if not {"$name", "$arguments"} <= parts or parts - {"$name", "$arguments", *IDS}:
+            has_order = re.search(r"\$name.*\$arguments", call, re.DOTALL)
+            if not has_order or parts - {"$name", "$arguments", *IDS}:
                 raise ValueError(
-                    f"a call of the form {self.name} is {call!r}: it has $name and $arguments, and "
-                    f"of others only {', '.join(IDS)}"
+                    f"a call of the form {self.name} is {call!r}: it has $name and then "
+                    f"$arguments, and of others only {', '.join(IDS)}"
+                )
+            if self.fields is not None and not call.partition("$arguments")[2].strip():
+                raise ValueError(
+                    f"a call of the form {self.name} is {call!r}: after fields it ends with a mark"
                 )
 
     def write_call(self, name: str, arguments: Any) -> str:
@@ -110,8 +129,9 @@ class ToolFormat:
 
     def find_marks(self, tokenizer: Any) -> dict[str, int]:
         """Return the marks of the form that are tokens of their own, such as `<tool_call>`."""
-        fields = self.fields or Fields("$key$value")
-        texts = (self.call, *self.also, self.begin, self.end, fields.field, fields.quote)
+        texts = [self.call, *self.also, self.begin, self.end]
+        if self.fields is not None:
+            texts += self.fields.field, self.fields.quote
         dropped = self.dropped.replace("\\", "")
         return {
             token.content: i

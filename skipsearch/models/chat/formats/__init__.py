@@ -10,6 +10,7 @@ from skipsearch.models.chat.formats.gpt_oss import GPT_OSS
 from skipsearch.models.chat.formats.hermes import HERMES
 from skipsearch.models.chat.formats.kimi import KIMI
 from skipsearch.models.chat.formats.llama3 import LLAMA_3
+from skipsearch.models.chat.formats.minimax import MINIMAX
 from skipsearch.models.chat.formats.mistral import MISTRAL, MISTRAL_ARGS, MISTRAL_IDS
 from skipsearch.models.chat.formats.qwen3_coder import QWEN3_CODER
 from skipsearch.models.chat.tool_formats import ToolFormat
@@ -25,6 +26,7 @@ TOOL_FORMATS = (
     DEEPSEEK_3,
     DEEPSEEK_3_1,
     KIMI,
+    MINIMAX,
     GPT_OSS,
     FUNCTION_GEMMA,
     GEMMA_4,
@@ -33,7 +35,6 @@ TOOL_FORMATS = (
 # Marks of forms that cannot be read. Their templates may also have a mark of the table.
 UNKNOWN_FORMS = {
     "｜DSML｜": "DeepSeek V3.2's XML",
-    "<invoke": "MiniMax's XML",
     "<|tool_call_start|>": "the calls in Python of LFM2",
     "<|START_ACTION|>": "Command R7B's actions",
     "<longcat_arg_key>": "LongCat's XML",
