@@ -25,7 +25,7 @@ from skipsearch.engine import ENGINES
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.loading.quantize import native_bits
-from skipsearch.profile import Profile
+from skipsearch.profile import Profile, load_profile
 
 PROFILE_SYSTEMS = ("profile", *(f"profile:{kind}" for kind in DRAFTERS))
 OWN_SYSTEMS = ("plain", "skip", "lookup", "lookup+skip", *PROFILE_SYSTEMS)
@@ -125,14 +125,18 @@ def make_systems(
     bit.
     gguf: the GGUF file of the model, which llama.cpp reads, too; None for any other model.
 
+    A name that ends with `.yaml` is the file of another profile of the model.
+
     Raises: DecodeError for an unknown system, one named twice, or one that the profile has no
-    recipe for; ModelError if the engine cannot run the model.
+    recipe for; ProfileError for another profile that cannot be read or does not fit the model;
+    ModelError if the engine cannot run the model.
     """
     systems: list[System] = []
     llama: LlamaCpp | None = None
     for name in names:
         kind, _, other = name.partition("@")
-        if name not in SYSTEMS:
+        is_file = name.endswith(".yaml")
+        if name not in SYSTEMS and not is_file:
             raise DecodeError(unknown_name("system", name, SYSTEMS))
         if names.count(name) > 1:
             raise DecodeError(f"the system {name} is named twice; one run of it serves")
@@ -153,20 +157,20 @@ def make_systems(
             continue
         if kind in PROFILE_SYSTEMS and profile is None:
             raise DecodeError(f"the system `{name}` needs --profile FILE")
+        if is_file:
+            kind, other = "profile", ""
+        used = load_profile(name) if is_file else profile
         model = load_model(other or engine)
         recipe = (
-            _recipe_from_profile(name, kind, profile, model)
-            if profile and kind in PROFILE_SYSTEMS
+            _recipe_from_profile(name, kind, used, model)
+            if used and kind in PROFILE_SYSTEMS
             else _unsearched_recipe(kind, model.spec.n_layers)
         )
         systems.append(
             SkipsearchSystem(
                 name,
                 Decoder(
-                    model,
-                    recipe,
-                    exact=exact,
-                    module_folders=profile.module_folders if profile else (),
+                    model, recipe, exact=exact, module_folders=used.module_folders if used else ()
                 ),
             )
         )

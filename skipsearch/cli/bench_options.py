@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from skipsearch.tasks import Prompt, Task
 
 OUR_SYSTEMS = (
-    "plain; profile; profile:lookup or profile:skip (one drafter of the "
-    "profile alone); lookup (2 tokens must match, up to 8 drafted); skip (every second sub-layer, "
-    "unsearched, 4 drafted); lookup+skip; each of these with @ENGINE for another engine"
+    "plain; profile; profile:lookup or profile:skip (one drafter of the profile alone); lookup (2 "
+    "tokens must match, up to 8 drafted); skip (every second sub-layer, unsearched, 4 drafted); "
+    "lookup+skip; each of these with @ENGINE for another engine; FILE.yaml, another profile of the "
+    "model"
 )
 
 ProfileFile = Annotated[Path | None, typer.Option(help="A profile to measure; its model is used.")]

@@ -120,6 +120,19 @@ def test_a_profile_of_another_model_does_not_take_part(mixed: Profile) -> None:
             make_systems([system], "auto", other, opener())
 
 
+def test_other_profiles_of_the_model_take_part_by_their_files(
+    mixed: Profile, tmp_path: Path
+) -> None:
+    path = str(write_demo_profile(tmp_path / "other@1.yaml"))
+    other, own = make_systems([path, "profile"], "auto", mixed, opener())
+    assert (other.name, other.decoder.recipe.drafters) == (path, mixed.drafters[1:])
+    assert own.decoder.recipe.drafters == mixed.drafters
+    (alone,) = make_systems([path], "auto", None, opener())
+    assert alone.run(prompt(), 8).tokens == own.run(prompt(), 8).tokens
+    with pytest.raises(ss.ProfileError, match=r"missing\.yaml"):
+        make_systems([str(tmp_path / "missing.yaml")], "auto", mixed, opener())
+
+
 def test_unsearched_lookup_drafts_alone_and_before_the_unsearched_mask() -> None:
     plain, lookup, both, skip = make_systems(
         ["plain", "lookup", "lookup+skip", "skip"], "auto", None, opener()
