@@ -18,6 +18,7 @@ import pytest
 import skipsearch
 from skipsearch.drafters import base as drafter_port
 from skipsearch.drafters.exits import exit_base as exit_port
+from skipsearch.searchers import base as searcher_port
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -41,9 +42,14 @@ def blocks(title: str, kind: str = "python") -> list[str]:
 
 
 RANKED, LEARNING, SEARCHER_LINE = blocks("Adding a searcher")
+# The class in the docstring of the port, with what the other searcher imports.
+GROWING = LEARNING[: LEARNING.index("\n\nclass ")] + dedent(
+    re.findall(r"^    class .*", searcher_port.__doc__ or "", re.DOTALL | re.MULTILINE)[0]
+)
 DRAFTER, DRAFTER_SESSION, DRAFTER_LINE, SPEC = blocks("Adding a drafter")
 (RECIPE,) = blocks("Adding a drafter", "yaml")
 EXIT, EXIT_LINE = blocks("Adding an exit policy")
+SEARCHERS = ("mine", "climber", "growing")
 
 
 def add_line(source: str, table: str, line: str) -> str:
@@ -70,13 +76,13 @@ def house(tmp_path: Path) -> Path:
     (package / "drafters" / "exits" / "joint.py").write_text(EXIT)
     (package / "searchers" / "mine.py").write_text(RANKED)
     (package / "searchers" / "climber.py").write_text(LEARNING)
+    (package / "searchers" / "growing.py").write_text(GROWING)
     searchers = package / "searchers" / "__init__.py"
-    learning_line = SEARCHER_LINE.replace("mine", "climber").replace("Mine", "Climber")
-    searchers.write_text(
-        add_line(
-            add_line(searchers.read_text(), "SEARCHERS", SEARCHER_LINE), "SEARCHERS", learning_line
-        )
-    )
+    source = searchers.read_text()
+    for name in SEARCHERS:
+        line = SEARCHER_LINE.replace("mine", name).replace("Mine", name.capitalize())
+        source = add_line(source, "SEARCHERS", line)
+    searchers.write_text(source)
     tables = package / "core" / "recipe.py"
     tables.write_text(
         add_line(add_line(tables.read_text(), "DRAFTERS", DRAFTER_LINE), "EXITS", EXIT_LINE)
@@ -151,10 +157,10 @@ def test_both_searchers_pass_the_conformance_suite(house: Path) -> None:
         "--rootdir",
         ".",
         "-k",
-        "mine or climber",
+        " or ".join(SEARCHERS),
         "conforming/test_conformance.py",
     )
-    for name in ("mine", "climber"):
+    for name in SEARCHERS:
         for test in ("never_proposes_a_mask_twice", "telling_everything_again_resumes_the_search"):
             assert re.search(rf"PASSED .*test_{test}\[{name}\]", said), said
 

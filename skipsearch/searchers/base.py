@@ -8,7 +8,7 @@ first unit, then the first two, and so on (docs/extending.md has the full walkth
 
     class Growing:
         def __init__(self, problem: SearchProblem):
-            self.masks = (problem.mask_of(range(count)) for count in range(1, len(problem.units)))
+            self.masks = [problem.mask_of(range(count)) for count in range(1, len(problem.units))]
             self.judged = set[SkipMask]()
 
         def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
@@ -177,7 +177,8 @@ class Searcher(Protocol):
     def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
         """Return a mask to judge; None if there is nothing left to propose.
 
-        The mask is neither judged nor pending.
+        The mask is neither judged nor pending. Asking changes nothing: the same call returns the
+        same mask until a trial is told.
         """
 
     def tell(self, trial: Trial) -> None:

@@ -339,8 +339,8 @@ def test_a_grid_whose_scales_are_too_small_for_halves_makes_a_matrix_dense(name:
     torch.testing.assert_close(packed.to_dense(), torch.from_numpy(expected.copy()))
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.sampled_from(["q2_k", *GRID_FORMATS]), st.integers(0, 2**32 - 1))
+@settings(max_examples=120, deadline=None)
+@given(st.sampled_from(FILE_FORMATS), st.integers(0, 2**32 - 1))
 def test_any_bytes_of_a_file_are_read_as_gguf_reads_them(name: str, seed: int) -> None:
     """Weights that are no numbers stay none, in some form."""
     kind = gguf.GGMLQuantizationType[name.upper()]

@@ -136,7 +136,7 @@ def test_masks_being_judged_elsewhere_are_left_alone(name: str) -> None:
 
 
 @every_searcher
-def test_a_mask_whose_worker_died_is_proposed_again_or_replaced(name: str) -> None:
+def test_a_mask_whose_worker_died_is_proposed_again(name: str) -> None:
     searcher = make_searcher(name, TOY.problem())
     first = searcher.ask()
     assert first is not None
