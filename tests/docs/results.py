@@ -50,11 +50,12 @@ TASK_NAMES = {
     "specbench-rag": "Spec-Bench: RAG",
 }
 PICTURED = {"gsm8k": "GSM8K", "chat": "chat"}
-WHOLE_ANSWERS = "whole-answers-avx2.json"  # what `tune` measured of two pretrained models
+WHOLE_ANSWERS = sorted((ROOT / "docs" / "results").glob("whole-answers-*.json"))
+# Systems of `bench run` -> what tables and bars call them.
+BARS = {"profile": "chosen by tune", "lookup": "lookup alone", "llama-cpp": "llama.cpp"}
 HEAD_TRAINING = "head-training-qwen1.5b.json"  # α by draft step, and the minutes of each
 PASSES_BESIDE = "passes-zen4.json"  # of native and llama.cpp, by model, format and threads
 LONG_CONTEXTS = "passes-long-zen4.json"  # the same by context and format of K/V
-PASSES = "passes-avx2.json"  # of the same models, in their order
 
 
 def of_tasks(file: str) -> dict[str, dict[str, Any]]:
@@ -180,29 +181,42 @@ def constraints() -> str:
 
 
 def whole_answers(task: str) -> list[dict[str, Any]]:
-    """The rows of a task: for each model, the winner of `tune`, and llama.cpp without drafts.
+    """The rows of a task that its panel shows, of each model.
 
     Speedups are over plain decoding by the engine native.
     """
-    measured, passes = (
-        json.loads((RECIPE_FILES / file).read_text("utf-8")) for file in (WHOLE_ANSWERS, PASSES)
-    )
-    rows = list[dict[str, Any]]()
-    for row, entry in zip((r for r in measured if r["task"] == task), passes, strict=True):
-        ratio = entry["ms"]["native"]["1"] / entry["ms"]["llama.cpp"]["1"]
-        llama_cpp = dict.fromkeys(("mean", "low", "high"), ratio)
-        rows += [row, {"name": row["name"], "speedup": llama_cpp}]
-    return rows
+    return [
+        row | {"name": f"{entry['name']}, {BARS[row['system']]}"}
+        for entry in map(_read_whole_answers, WHOLE_ANSWERS)
+        for row in entry["bench"]["rows"]
+        if entry["task"] == task and row["system"] in BARS
+    ]
+
+
+def _read_whole_answers(path: Path) -> dict[str, Any]:
+    """What `tune` chose, and what `bench run --json` measured of it."""
+    return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
+
+
+def whole_answers_table() -> str:
+    """Whole answers of two pretrained models: plain, drafted, and by llama.cpp."""
+    heads = ("task, model", "prompts", "plain", *(f"{name}" for name in BARS.values()))
+    heads += ("masks judged", "predicted", "chosen")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for entry in map(_read_whole_answers, WHOLE_ANSWERS):
+        rows = {row["system"]: row for row in entry["bench"]["rows"]}
+        cells = [f"{TASK_NAMES[entry['task']]}, {entry['name']}", rows["plain"]["prompts"]]
+        cells += [f"{rows['plain']['ms_per_token']:.1f} ms", *(speedup(rows[s]) for s in BARS)]
+        cells += [entry["masks"], f"{entry['predicted']:.2f}", entry["recipe"]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
 
 
 def whole_answers_picture() -> str:
     """Plain and drafted decoding of whole answers by two pretrained models, as bars."""
     panels = {title: whole_answers(task) for task, title in PICTURED.items()}
-    labels = [
-        f"{row['name']}, {'drafted' if 'task' in row else 'llama.cpp'}"
-        for row in whole_answers("chat")
-    ]
-    return draw_bars(panels, labels, figsize=(8.4, 2.1), most=1.9)
+    labels = [row["name"] for row in whole_answers("chat")]
+    return draw_bars(panels, labels, figsize=(8.4, 2.6), most=1.9)
 
 
 def draw_bars(

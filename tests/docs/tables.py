@@ -122,6 +122,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "passes": lambda: results.passes((2, 1)),
     "passes-two-threads": lambda: results.passes((2,)),
     "long-contexts": results.long_contexts,
+    "whole-answers": results.whole_answers_table,
     **{path.stem: methods(path) for path in results.METHODS},
 }
 PICTURES = {
