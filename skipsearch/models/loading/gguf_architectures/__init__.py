@@ -1,0 +1,20 @@
+"""The architectures of GGUF files that are read, one row each: which family of transformers a file
+is, which settings only that family has, and where the file has its tensors.
+
+Names, orders and values are those of llama.cpp: gguf-py/gguf/constants.py and conversion/.
+"""
+
+from skipsearch.models.loading.gguf_architectures.dense import DENSE, OLMO3
+from skipsearch.models.loading.gguf_architectures.experts import EXPERTS, MIXTRAL
+from skipsearch.models.loading.gguf_architectures.recurrent import RECURRENT
+from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
+
+# The name of an architecture in files -> its row.
+ARCHITECTURES: dict[str, Architecture] = {**DENSE, **EXPERTS, **RECURRENT}
+# The name of an architecture -> a key, and the row of files in which it is above 0.
+VARIANTS: dict[str, tuple[str, Architecture]] = {
+    "llama": ("expert_count", MIXTRAL),
+    "olmo2": ("attention.sliding_window", OLMO3),
+}
+
+__all__ = ["ARCHITECTURES", "VARIANTS", "Architecture", "Settings", "Source"]
