@@ -49,6 +49,13 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "minimax_m2": "minimax-m2",
+    "dots1": "dots1",
+    "exaone_moe": "exaone-moe",
+    "afmoe": "afmoe",
+    "apertus": "apertus",
 }
 ROTATES_NEIGHBOURS = (
     "llama",
@@ -63,7 +70,8 @@ NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe
 NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")
 # What files have in float32 although it is no vector.
 IN_FLOAT32 = (
-    "gate.weight", "router.weight", "router.proj.weight", "norm.weight", "conv1d.weight",
+    "gate.weight", "wg.weight", "router.weight", "router.proj.weight", "norm.weight",
+    "conv1d.weight",
     "conv.conv.weight", "_bias", "A_log", "mamba.D", "mixer.D",
 )  # fmt: skip
 NAMES_OF_NEMOTRON_H = {
@@ -97,13 +105,43 @@ RENAMED = {
     "self_attn.sinks": "attn_sinks.weight",
     "mlp.router.bias": "ffn_gate_inp.bias",
     "e_score_correction_bias": "exp_probs_b.bias",
-    "feed_forward.expert_bias": "exp_probs_b.bias",
+    "expert_bias": "exp_probs_b.bias",
     "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
+SIGMOID_EXPERTS = {
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+}
+# What the files of architectures say besides -> the attribute of the config that they say it of.
+EXTRA_SETTINGS = {
+    "ernie4_5-moe": {
+        "interleave_moe_layer_step": "moe_layer_interval",
+        "leading_dense_block_count": "moe_layer_start_index",
+        "expert_shared_count": "moe_num_shared_experts",
+    },
+    "hunyuan-moe": {
+        "expert_feed_forward_length": "intermediate_size",
+        "expert_shared_feed_forward_length": "intermediate_size",
+    },
+    "minimax-m2": {"expert_feed_forward_length": "intermediate_size"},
+    "dots1": SIGMOID_EXPERTS,
+    "exaone-moe": {**SIGMOID_EXPERTS, "expert_shared_count": "num_shared_experts"},
+    "glm4moe": SIGMOID_EXPERTS,
+    "afmoe": {
+        "expert_shared_count": "num_shared_experts",
+        "leading_dense_block_count": "num_dense_layers",
+        "expert_weights_scale": "route_scale",
+    },
+}
+SCORED_BY_SIGMOID = ("lfm2moe", "glm4moe", "minimax-m2", "dots1", "exaone-moe", "afmoe")
 CODES = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}
 FORMATS = (
     "F32",
@@ -204,15 +242,20 @@ def write_model(
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if config.model_type in ("exaone4", "olmo3"):
+    if config.model_type in ("exaone4", "exaone_moe", "olmo3"):
         writer.add_sliding_window_pattern([t == "sliding_attention" for t in config.layer_types])
+    state = dict(model.state_dict())
+    if architecture == "apertus":  # numbers of its activation are metadata
+        for key in ("alpha_p", "alpha_n", "beta", "eps"):
+            names = [name for name in state if name.endswith(f"act_fn.{key}")]
+            getattr(writer, f"add_xielu_{key}")([float(state.pop(name)) for name in names])
     for key, value in (metadata or {}).items():
         kind = {int: "uint32", float: "float32", str: "string", list: "array", bool: "bool"}
         getattr(writer, f"add_{kind[type(value)]}")(key, value)
     if "tokenizer.ggml.model" not in (metadata or {}):
         writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(CODES[architecture], config.num_hidden_layers)
-    for name, weight in model.state_dict().items():
+    for name, weight in state.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for new_name, value in _convert(name, weight.detach().float(), architecture, config):
@@ -231,6 +274,18 @@ def write_model(
 
 def _add_settings(writer: Any, architecture: str, config: Any) -> None:
     """Add what one or two architectures alone have."""
+    for key, attribute in EXTRA_SETTINGS.get(architecture, {}).items():
+        getattr(writer, f"add_{key}")(getattr(config, attribute))
+    if architecture in SCORED_BY_SIGMOID:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture == "ernie4_5-moe":
+        width = config.intermediate_size // config.num_key_value_heads
+        writer.add_expert_shared_feed_forward_length(width)
+    if architecture == "exaone-moe":
+        width = config.moe_intermediate_size * config.num_shared_experts
+        writer.add_expert_shared_feed_forward_length(width)
+    if architecture == "afmoe":
+        writer.add_expert_weights_norm(True)
     if architecture == "gemma4":
         _add_gemma4(writer, config)
     if architecture == "mistral3":
@@ -253,13 +308,6 @@ def _add_settings(writer: Any, architecture: str, config: Any) -> None:
         writer.add_shortconv_l_cache(config.conv_L_cache)
     if architecture == "lfm2moe":
         writer.add_leading_dense_block_count(config.num_dense_layers)
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if architecture == "glm4moe":
-        writer.add_expert_shared_count(config.n_shared_experts)
-        writer.add_leading_dense_block_count(config.first_k_dense_replace)
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        writer.add_expert_weights_scale(config.routed_scaling_factor)
-        writer.add_expert_weights_norm(config.norm_topk_prob)
     if architecture == "granitehybrid":
         writer.add_ssm_conv_kernel(config.mamba_d_conv)
         writer.add_ssm_state_size(config.mamba_d_state)

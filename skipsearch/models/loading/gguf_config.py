@@ -17,6 +17,7 @@ from skipsearch.models.loading.gguf_architectures import (
     Architecture,
     Settings,
 )
+from skipsearch.models.loading.gguf_architectures.shared import cut_to_layers
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 from skipsearch.models.loading.gguf_tokenizer import find_special_token
 from skipsearch.models.third_party import first_line_of
@@ -66,6 +67,7 @@ def _require_same_windows(file: GGUFFile, config: Any) -> None:
     if pattern is None or kinds is None:
         return
     slides = [kind == "sliding_attention" for kind in kinds]
+    pattern = cut_to_layers(file, pattern, len(kinds))
     if isinstance(pattern, int):  # the last of as many layers sees all of the text
         pattern = [bool(pattern) and (i + 1) % pattern != 0 for i in range(len(kinds))]
     if not isinstance(pattern, list) or [bool(slide) for slide in pattern] != slides:
@@ -118,7 +120,11 @@ def _read_common(file: GGUFFile, row: Architecture) -> Settings:
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise GGUFError(f"{file.name} has no tensor token_embd.weight; download the file again")
-    for key, neutral in {**NEUTRAL, "attention.value_length": head_dim}.items():
+    theta = file.metadata.get(f"{architecture}.rope.freq_base", 10000.0)
+    others = {"attention.value_length": head_dim}
+    if not row.windows_turn:
+        others["rope.freq_base_swa"] = theta
+    for key, neutral in {**NEUTRAL, **others}.items():
         if (value := file.metadata.get(f"{architecture}.{key}", neutral)) != neutral:
             raise GGUFError(
                 f"{file.name}: {architecture}.{key} is {str(value)[:40]}, and files are read only "

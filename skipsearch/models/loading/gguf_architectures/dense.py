@@ -32,6 +32,12 @@ GEMMA4: Mapping[str, Sequence[Source]] = {
 }
 
 
+APERTUS: Mapping[str, Sequence[Source]] = {
+    f"mlp.act_fn.{name}": [Source((), key=f"xielu.{name}")]
+    for name in ("alpha_p", "alpha_n", "beta", "eps")
+}
+
+
 def add_granite(file: GGUFFile, settings: Settings) -> None:
     add_attention_bias(file, settings)
     for setting, key, neutral in (
@@ -75,7 +81,7 @@ def _add_mistral3(file: GGUFFile, settings: Settings) -> None:
     }
 
 
-def _add_ernie(file: GGUFFile, settings: Settings) -> None:
+def add_ernie(file: GGUFFile, settings: Settings) -> None:
     settings["use_bias"] = "blk.0.attn_q.bias" in file.tensors
 
 
@@ -217,6 +223,11 @@ def _add_cohere2(file: GGUFFile, settings: Settings) -> None:
     add_attention_bias(file, settings)
 
 
+def _add_apertus(file: GGUFFile, settings: Settings) -> None:
+    add_attention_bias(file, settings)
+    settings["hidden_act"] = "xielu"
+
+
 # The name of an architecture in files -> its row.
 DENSE: dict[str, Architecture] = {
     # Mistral's files too. transformers rotates halves of queries and keys.
@@ -229,8 +240,10 @@ DENSE: dict[str, Architecture] = {
     "phi3": Architecture("phi3", _add_phi3, partly_rotated=True),
     "gemma": Architecture("gemma", _add_gemma, norms_plus_one=True),
     "gemma2": Architecture("gemma2", _add_gemma2, norms_plus_one=True),
-    "gemma3": Architecture("gemma3_text", _add_gemma3, norms_plus_one=True),
-    "gemma4": Architecture("gemma4_text", _add_gemma4, GEMMA4, layers_differ=True),
+    "gemma3": Architecture("gemma3_text", _add_gemma3, norms_plus_one=True, windows_turn=True),
+    "gemma4": Architecture(
+        "gemma4_text", _add_gemma4, GEMMA4, layers_differ=True, windows_turn=True
+    ),
     "olmo2": Architecture("olmo2", add_nothing),
     "mistral3": Architecture("ministral3", _add_mistral3, BY_HALVES),
     "arcee": Architecture("arcee", add_attention_bias, BY_HALVES),
@@ -238,10 +251,11 @@ DENSE: dict[str, Architecture] = {
     "granite": Architecture("granite", add_granite, BY_HALVES),
     "glm4": Architecture("glm4", _add_glm4, partly_rotated=True),
     "smollm3": Architecture("smollm3", add_attention_bias, BY_HALVES),
-    "ernie4_5": Architecture("ernie4_5", _add_ernie),
+    "ernie4_5": Architecture("ernie4_5", add_ernie),
     "exaone4": Architecture("exaone4", _add_exaone4),
     "seed_oss": Architecture("seed_oss", _add_seed_oss),
     "command-r": Architecture("cohere", _add_cohere, has_layer_norms=True),
     "cohere2": Architecture("cohere2", _add_cohere2, has_layer_norms=True),
+    "apertus": Architecture("apertus", _add_apertus, APERTUS),
 }
 OLMO3 = Architecture("olmo3", _add_olmo3)  # in files of olmo2

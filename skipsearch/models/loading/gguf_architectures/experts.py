@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from skipsearch.models.loading.gguf_architectures.dense import add_granite
+from skipsearch.models.loading.gguf_architectures.dense import add_ernie, add_granite
 from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
 from skipsearch.models.loading.gguf_architectures.shared import (
     BY_HALVES,
-    MAX_EXPERTS,
-    SIGMOID,
     add_attention_bias,
     add_experts,
+    add_sigmoid_experts,
+    list_sliding,
     name_of,
+    name_sliding,
+    require_sigmoid,
 )
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 
@@ -33,8 +35,15 @@ GPT_OSS: Mapping[str, Sequence[Source]] = {
 }
 
 
-GLM4_MOE: Mapping[str, Sequence[Source]] = {
-    "mlp.gate.e_score_correction_bias": [Source(("exp_probs_b.bias",))]
+# The bias of scores, under the names that it has in families.
+SCORE_BIAS: Mapping[str, Sequence[Source]] = {
+    f"mlp.{name}": [Source(("exp_probs_b.bias",))]
+    for name in (
+        "gate.e_score_correction_bias",
+        "gate.moe_statics.e_score_correction_bias",
+        "e_score_correction_bias",
+        "expert_bias",
+    )
 }
 
 
@@ -57,19 +66,67 @@ def add_granite_moe(file: GGUFFile, settings: Settings) -> None:
 
 def _add_glm4_moe(file: GGUFFile, settings: Settings) -> None:
     add_attention_bias(file, settings)
-    add_experts(file, settings, file.metadata.get("glm4moe.expert_weights_norm") is True)
-    if (scores := file.get("glm4moe.expert_gating_func", int, 0)) not in (0, SIGMOID):
+    add_sigmoid_experts(file, settings)
+    settings["n_routed_experts"] = settings.pop("num_experts")
+    settings["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file.tensors
+
+
+def _add_dots1(file: GGUFFile, settings: Settings) -> None:
+    add_attention_bias(file, settings)
+    add_sigmoid_experts(file, settings)
+    settings["n_routed_experts"] = settings.pop("num_experts")
+    settings["sliding_window"] = None
+
+
+def _add_exaone_moe(file: GGUFFile, settings: Settings) -> None:
+    add_sigmoid_experts(file, settings)
+    n_layers = settings["num_hidden_layers"]
+    settings |= {
+        "num_shared_experts": settings.pop("n_shared_experts"),
+        "sliding_window": file.require_int("exaone-moe.attention.sliding_window"),
+        "layer_types": name_sliding(list_sliding(file, "exaone-moe", n_layers)),
+    }
+
+
+def _add_afmoe(file: GGUFFile, settings: Settings) -> None:
+    add_attention_bias(file, settings)
+    add_sigmoid_experts(file, settings)
+    if settings.pop("norm_topk_prob") is not True:
         raise GGUFError(
-            f"{file.name}: glm4moe.expert_gating_func is {scores}, and files are read only if it "
-            f"is {SIGMOID}: take the model's folder instead"
+            f"{file.name}: afmoe.expert_weights_norm is not true, and files are read only if it "
+            "is: take the model's folder instead"
         )
     settings |= {
-        "n_routed_experts": settings.pop("num_experts"),
-        "n_shared_experts": file.require_int("glm4moe.expert_shared_count", 1, MAX_EXPERTS),
-        "moe_intermediate_size": file.require_int("glm4moe.expert_feed_forward_length"),
-        "first_k_dense_replace": file.get("glm4moe.leading_dense_block_count", int, 0),
-        "routed_scaling_factor": file.require_float("glm4moe.expert_weights_scale", 1.0, 1e-9, 1e9),
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "num_shared_experts": settings.pop("n_shared_experts"),
+        "num_dense_layers": settings.pop("first_k_dense_replace"),
+        "route_scale": settings.pop("routed_scaling_factor"),
+        "sliding_window": file.require_int("afmoe.attention.sliding_window"),
+        "mup_enabled": True,  # as in llama.cpp
+    }
+
+
+def _add_minimax_m2(file: GGUFFile, settings: Settings) -> None:
+    require_sigmoid(file)
+    add_mixtral(file, settings)
+    settings["intermediate_size"] = file.require_int("minimax-m2.expert_feed_forward_length")
+
+
+def _add_hunyuan_moe(file: GGUFFile, settings: Settings) -> None:
+    add_attention_bias(file, settings)
+    add_experts(file, settings, True)
+    del settings["norm_topk_prob"]
+    settings["intermediate_size"] = file.require_int("hunyuan-moe.expert_feed_forward_length")
+
+
+def _add_ernie_moe(file: GGUFFile, settings: Settings) -> None:
+    add_ernie(file, settings)
+    add_experts(file, settings, True)
+    del settings["norm_topk_prob"]
+    settings |= {
+        "moe_intermediate_size": file.require_int("ernie4_5-moe.expert_feed_forward_length"),
+        "moe_num_shared_experts": file.get("ernie4_5-moe.expert_shared_count", int, 0),
+        "moe_layer_start_index": file.get("ernie4_5-moe.leading_dense_block_count", int, 0),
+        "moe_layer_interval": file.require_int("ernie4_5-moe.interleave_moe_layer_step", 1, 1024),
     }
 
 
@@ -120,7 +177,13 @@ EXPERTS: dict[str, Architecture] = {
     "qwen2moe": Architecture("qwen2_moe", _add_qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", _add_qwen3_moe),
     "qwen3vlmoe": Architecture("qwen3_moe", _add_qwen3_moe),
-    "glm4moe": Architecture("glm4_moe", _add_glm4_moe, GLM4_MOE, partly_rotated=True),
+    "glm4moe": Architecture("glm4_moe", _add_glm4_moe, SCORE_BIAS, partly_rotated=True),
     "gpt-oss": Architecture("gpt_oss", _add_gpt_oss, GPT_OSS),
+    "dots1": Architecture("dots1", _add_dots1, SCORE_BIAS),
+    "exaone-moe": Architecture("exaone_moe", _add_exaone_moe, SCORE_BIAS),
+    "afmoe": Architecture("afmoe", _add_afmoe, SCORE_BIAS),
+    "minimax-m2": Architecture("minimax_m2", _add_minimax_m2, SCORE_BIAS, partly_rotated=True),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", _add_hunyuan_moe),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", _add_ernie_moe, SCORE_BIAS),
 }
 MIXTRAL = Architecture("mixtral", add_mixtral, BY_HALVES)  # in files of llama

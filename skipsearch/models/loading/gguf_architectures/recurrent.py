@@ -219,7 +219,7 @@ def _add_granite_hybrid(file: GGUFFile, settings: Settings) -> None:
 
 def _add_nemotron_h(file: GGUFFile, settings: Settings) -> None:
     name, attends = name_of(file), list_attending(file, settings)
-    widths = list_numbers(file, "feed_forward_length", settings["num_hidden_layers"])
+    widths = list_numbers(file, f"{name}.feed_forward_length", settings["num_hidden_layers"])
     has_experts = file.get(f"{name}.expert_count", int, 0) > 0
     n_heads = file.require_int(f"{name}.ssm.time_step_rank", 1, 1 << 16)
     kinds = [

@@ -22,12 +22,14 @@ class Source:
 
     join: makes it from several tensors; None: their rows, one tensor after the other. rows,
     columns: the order in the file; None: the same. A layer's tensors are named without `blk.N.`.
+    key: of a list in the metadata that has the number of each layer, instead of tensors.
     """
 
     tensors: tuple[str, ...]
     rows: Order | None = None
     columns: Order | None = None
     join: Callable[[Sequence[Tensor]], Tensor] | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,4 @@ class Architecture:
     has_layer_norms: bool = False  # and not RMS norms
     partly_rotated: bool = False  # a part of each row of queries and keys may be rotated
     layers_differ: bool = False  # in numbers that `add_settings` reads again
+    windows_turn: bool = False  # by angles of their own, which `add_settings` reads

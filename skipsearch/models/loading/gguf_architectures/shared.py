@@ -47,26 +47,35 @@ def name_of(file: GGUFFile) -> str:
 def list_numbers(file: GGUFFile, key: str, n_layers: int) -> list[Any]:
     """Return the numbers of a key, one for each layer of the model. Raises: GGUFError."""
     name = name_of(file)
-    numbers = file.metadata.get(f"{name}.{key}")
+    numbers = file.metadata.get(key)
     n_blocks = n_layers + file.get(f"{name}.nextn_predict_layers", int, 0)  # and draft heads
     if not isinstance(numbers, list) or len(numbers) != n_blocks:
         raise GGUFError(
-            f"{file.name}: {name}.{key} has to be a list of {n_blocks} numbers, one for each "
+            f"{file.name}: {key} has to be a list of {n_blocks} numbers, one for each "
             "layer; download the file again"
         )
     return numbers[:n_layers]
 
 
+def cut_to_layers(file: GGUFFile, values: Any, n_layers: int) -> Any:
+    """Return a list without the values of draft heads, if it has as many more than layers."""
+    n_heads = file.get(f"{name_of(file)}.nextn_predict_layers", int, 0)
+    has_heads = isinstance(values, list) and len(values) == n_layers + n_heads
+    return values[:n_layers] if has_heads else values
+
+
 def list_attending(file: GGUFFile, settings: Settings) -> list[bool]:
     """Return which layers attend, by their numbers of heads for keys. Raises: GGUFError."""
-    numbers = list_numbers(file, "attention.head_count_kv", settings["num_hidden_layers"])
+    numbers = list_numbers(
+        file, f"{name_of(file)}.attention.head_count_kv", settings["num_hidden_layers"]
+    )
     return [bool(number) for number in numbers]
 
 
 def list_sliding(file: GGUFFile, architecture: str, n_layers: int) -> list[bool]:
     """Return which layers see a window of the text alone. Raises: GGUFError."""
     key = f"{architecture}.attention.sliding_window_pattern"
-    slides = file.metadata.get(key)
+    slides = cut_to_layers(file, file.metadata.get(key), n_layers)
     if not isinstance(slides, list) or len(slides) != n_layers or len({*map(bool, slides)}) < 2:
         raise GGUFError(
             f"{file.name}: {key} has to say of each of {n_layers} layers whether it sees a window "
@@ -96,3 +105,41 @@ def add_experts(file: GGUFFile, settings: Settings, normalizes: bool) -> None:
 
 def add_nothing(file: GGUFFile, settings: Settings) -> None:
     """The common settings are all."""
+
+
+def require_sigmoid(file: GGUFFile) -> None:
+    """Raise GGUFError if a router scores experts by anything else than a sigmoid."""
+    key = f"{name_of(file)}.expert_gating_func"
+    if (scores := file.get(key, int, 0)) not in (0, SIGMOID):  # 0: no file of a converter has it
+        raise GGUFError(
+            f"{file.name}: {key} is {scores}, and files are read only if it is {SIGMOID}: take "
+            "the model's folder instead"
+        )
+
+
+def add_groups(file: GGUFFile, settings: Settings) -> None:
+    """Add the groups of experts, of which a router takes the best before it takes experts."""
+    name, n_experts = name_of(file), settings["num_experts"]
+    n_groups = file.get(f"{name}.expert_group_count", int, 0) or 1
+    if not 1 <= n_groups <= n_experts or n_experts % n_groups:
+        raise GGUFError(
+            f"{file.name}: {name}.expert_group_count is {n_groups}, which does not divide its "
+            f"{n_experts} experts; download the file again"
+        )
+    used = f"{name}.expert_group_used_count"
+    settings["n_group"] = n_groups
+    settings["topk_group"] = file.require_int(used, 1, n_groups) if n_groups > 1 else 1
+
+
+def add_sigmoid_experts(file: GGUFFile, settings: Settings) -> None:
+    """Add experts that a sigmoid scores, with a bias and in groups, and the shared ones."""
+    name = name_of(file)
+    require_sigmoid(file)
+    add_experts(file, settings, file.metadata.get(f"{name}.expert_weights_norm") is True)
+    add_groups(file, settings)
+    settings |= {
+        "n_shared_experts": file.require_int(f"{name}.expert_shared_count", 1, MAX_EXPERTS),
+        "moe_intermediate_size": file.require_int(f"{name}.expert_feed_forward_length"),
+        "first_k_dense_replace": file.get(f"{name}.leading_dense_block_count", int, 0),
+        "routed_scaling_factor": file.require_float(f"{name}.expert_weights_scale", 1.0, 1e-9, 1e9),
+    }
