@@ -56,6 +56,14 @@ ARCHITECTURES = {
     "exaone_moe": "exaone-moe",
     "afmoe": "afmoe",
     "apertus": "apertus",
+    "nemotron": "nemotron",
+    "jais2": "jais2",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
+    "phi": "phi2",
+    "gpt_neox": "gptneox",
+    "olmo": "olmo",
+    "falcon": "falcon",
 }
 ROTATES_NEIGHBOURS = (
     "llama",
@@ -65,8 +73,24 @@ ROTATES_NEIGHBOURS = (
     "granitemoe",
     "granitehybrid",
     "smollm3",
+    "olmo",
 )
-NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
+# Architecture with layer norms -> the attribute of the config that has their epsilon, or the number
+LAYER_NORMS: dict[str, str | float] = {
+    "nemotron_h": "layer_norm_epsilon",
+    "nemotron_h_moe": "layer_norm_epsilon",
+    "command-r": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
+    "nemotron": "norm_eps",
+    "jais2": "layer_norm_eps",
+    "stablelm": "layer_norm_eps",
+    "starcoder2": "norm_epsilon",
+    "phi2": "layer_norm_eps",
+    "gptneox": "layer_norm_eps",
+    "olmo": 1e-5,
+    "falcon": "layer_norm_epsilon",
+}
 NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")
 # What files have in float32 although it is no vector.
 IN_FLOAT32 = (
@@ -131,6 +155,9 @@ EXTRA_SETTINGS = {
         "expert_feed_forward_length": "intermediate_size",
         "expert_shared_feed_forward_length": "intermediate_size",
     },
+    "stablelm": {"parallel_residual": "use_parallel_residual"},
+    "gptneox": {"parallel_residual": "use_parallel_residual"},
+    "olmo": {"clamp_kqv": "clip_qkv"},
     "minimax-m2": {"expert_feed_forward_length": "intermediate_size"},
     "dots1": SIGMOID_EXPERTS,
     "exaone-moe": {**SIGMOID_EXPERTS, "expert_shared_count": "num_shared_experts"},
@@ -207,22 +234,24 @@ def write_model(
     if architecture in NEMOTRON_H:
         width = config.moe_intermediate_size if "moe" in kinds else config.intermediate_size
         writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in kinds])
+    elif architecture == "falcon":
+        writer.add_feed_forward_length(config.ffn_hidden_size)
     elif getattr(config, "intermediate_size", None):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     if architecture in ("lfm2", "lfm2moe", "granitehybrid", *NEMOTRON_H):
         heads_kv = [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
         writer.add_head_count_kv(heads_kv)
-    else:
+    elif architecture == "falcon":
+        writer.add_head_count_kv(_count_key_heads(config))
+    elif architecture != "gptneox":
         writer.add_head_count_kv(first.num_key_value_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(float(rope["rope_theta"]))
-    if architecture in NEMOTRON_H:
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)
-    elif architecture in ("command-r", "cohere2"):
-        writer.add_layer_norm_eps(config.layer_norm_eps)
+    if (epsilon := LAYER_NORMS.get(architecture)) is not None:
+        writer.add_layer_norm_eps(getattr(config, epsilon) if isinstance(epsilon, str) else epsilon)
     else:
         writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
     if getattr(config, "sliding_window", None):
@@ -384,6 +413,8 @@ def _convert(
     if architecture in NEMOTRON_H:
         yield _convert_nemotron_h(name, layer, value, config)
         return
+    if "query_key_value" in name:
+        value = _split_by_head(value, architecture, config)
     if ".experts." in name:
         yield from _convert_experts(
             f"{layer}ffn_",
@@ -453,6 +484,19 @@ def _convert_nemotron_h(name: str, layer: str, value: Tensor, config: Any) -> tu
     if ending == "mixer.conv1d.weight":
         value = value.squeeze(1)
     return layer + NAMES_OF_NEMOTRON_H[ending], value
+
+
+def _split_by_head(value: Tensor, architecture: str, config: Any) -> Tensor:
+    """Return the rows of queries, then those of keys, then those of values."""
+    if architecture != "falcon":
+        return value.unflatten(0, (config.num_attention_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    heads, kv_heads = config.num_attention_heads, _count_key_heads(config)
+    groups = value.unflatten(0, (kv_heads, heads // kv_heads + 2, -1))
+    return torch.cat([part.flatten(0, 2) for part in groups.split([heads // kv_heads, 1, 1], 1)])
+
+
+def _count_key_heads(config: Any) -> int:
+    return int(config.num_kv_heads) if config.new_decoder_architecture else 1
 
 
 def _convert_experts(

@@ -32,8 +32,10 @@ from skipsearch.models.loading.shipped_heads import ships_draft_head
 from skipsearch.models.stored_linear import StoredLinear
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+FALCON = {"hidden_size": 64, "ffn_hidden_size": 256, "num_attention_heads": 4}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
+HALF_ROPE = {**ROPE, "partial_rotary_factor": 0.5}
 SIGMOID_EXPERTS = {
     **EXPERTS,
     "n_routed_experts": 8,
@@ -196,8 +198,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": (
         "minimax_m2",
         {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2,
-         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
-                             "partial_rotary_factor": 0.5}},
+         "rope_parameters": HALF_ROPE},
     ),
     "dots1": (
         "dots1",
@@ -214,6 +215,34 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "route_scale": 1.7, "sliding_window": 8, "num_hidden_layers": 4, "mup_enabled": True},
     ),
     "apertus": ("apertus", {**WIDE, "rope_parameters": ROPE}),
+    "nemotron": ("nemotron", {**WIDE, "rope_parameters": HALF_ROPE, "attention_bias": True,
+                              "mlp_bias": True}),
+    "jais2": ("jais2", WIDE),
+    "stablelm": ("stablelm", {**WIDE, "rope_parameters": HALF_ROPE, "use_qkv_bias": True}),
+    "stablelm-parallel": (
+        "stablelm", {**WIDE, "rope_parameters": HALF_ROPE, "use_parallel_residual": True},
+    ),
+    "starcoder2": ("starcoder2", {**WIDE, "use_bias": True, "tie_word_embeddings": True}),
+    "phi": (
+        "phi",
+        {**WIDE, "intermediate_size": 256, "num_key_value_heads": 4, "rope_parameters": HALF_ROPE},
+    ),
+    "gpt_neox": ("gpt_neox", {**WIDE, "rope_parameters": HALF_ROPE}),
+    "gpt_neox-sequential": (
+        "gpt_neox",
+        {**WIDE, "rope_parameters": HALF_ROPE, "use_parallel_residual": False},
+    ),
+    "olmo": ("olmo", {**WIDE, "clip_qkv": 0.7}),
+    "falcon": ("falcon", {**FALCON, "num_kv_heads": 1}),
+    "falcon-40b": (
+        "falcon",
+        {**FALCON, "num_kv_heads": 2, "new_decoder_architecture": True},
+    ),
+    "falcon-11b": (
+        "falcon",
+        {**FALCON, "num_kv_heads": 2, "new_decoder_architecture": True,
+         "num_ln_in_parallel_attn": 1},
+    ),
 }  # fmt: skip
 READ = (".gate.wg",)  # a router that is asked for the dtype of its matrix
 # One of each kind of layer decodes in `make test`.
@@ -441,6 +470,9 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"exaone-moe.rope.freq_base_swa": 7.0},
         "swa is 7.0, and files are read only if it is 10000.0",
     ),
+    "epsilon": ("olmo", {"olmo.attention.layer_norm_epsilon": 1e-6}, "only if it is 1e-05"),
+    "parallel": ("stablelm", {"stablelm.use_parallel_residual": True}, "holds the tensor"),
+    "key heads of Falcon": ("falcon", {"falcon.attention.head_count_kv": 3}, "not divide its"),
     "turned": ("gemma4_text", {"gemma4.attention.key_length": 16}, "needs|only if it is 16"),
 }
 
@@ -488,6 +520,18 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "exaone_moe": {"num_shared_experts": 1},
     "afmoe": {},
     "apertus": {},
+    "nemotron": {},
+    "jais2": {},
+    "stablelm": {},
+    "stablelm-parallel": {},
+    "starcoder2": {},
+    "phi": {},
+    "gpt_neox": {},
+    "gpt_neox-sequential": {},
+    "olmo": {},
+    "falcon": {},
+    "falcon-40b": {},
+    "falcon-11b": {},
 }
 # What files have for images, and llama.cpp asks for.
 SECTIONS = {f"{name}.rope.dimension_sections": [2, 1, 1, 0] for name in ("qwen35", "qwen35moe")}

@@ -6,11 +6,12 @@ Names, orders and values are those of llama.cpp: gguf-py/gguf/constants.py and c
 
 from skipsearch.models.loading.gguf_architectures.dense import DENSE, OLMO3
 from skipsearch.models.loading.gguf_architectures.experts import EXPERTS, MIXTRAL
+from skipsearch.models.loading.gguf_architectures.layer_norms import LAYER_NORMS
 from skipsearch.models.loading.gguf_architectures.recurrent import RECURRENT
 from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
 
 # The name of an architecture in files -> its row.
-ARCHITECTURES: dict[str, Architecture] = {**DENSE, **EXPERTS, **RECURRENT}
+ARCHITECTURES: dict[str, Architecture] = {**DENSE, **LAYER_NORMS, **EXPERTS, **RECURRENT}
 # The name of an architecture -> a key, and the row of files in which it is above 0.
 VARIANTS: dict[str, tuple[str, Architecture]] = {
     "llama": ("expert_count", MIXTRAL),
