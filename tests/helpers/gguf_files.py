@@ -56,6 +56,8 @@ ARCHITECTURES = {
     "exaone_moe": "exaone-moe",
     "afmoe": "afmoe",
     "apertus": "apertus",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "nemotron": "nemotron",
     "jais2": "jais2",
     "stablelm": "stablelm",
@@ -317,6 +319,8 @@ def _add_settings(writer: Any, architecture: str, config: Any) -> None:
         writer.add_expert_weights_norm(True)
     if architecture == "gemma4":
         _add_gemma4(writer, config)
+    if architecture == "deepseek2":
+        _add_deepseek2(writer, config)
     if architecture == "mistral3":
         rope = config.rope_parameters
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -367,6 +371,30 @@ def _add_settings(writer: Any, architecture: str, config: Any) -> None:
         writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
 
 
+def _add_deepseek2(writer: Any, config: Any) -> None:
+    writer.add_head_count_kv(1)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    keys = dict(SIGMOID_EXPERTS)
+    if config.model_type == "deepseek_v2":  # of one group, and not normalised
+        keys = {key: keys[key] for key in list(keys)[:3]}
+    else:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    for key, attribute in keys.items():
+        getattr(writer, f"add_{key}")(getattr(config, attribute))
+    rope = config.rope_parameters
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+
+
 def _add_gemma4(writer: Any, config: Any) -> None:
     slides = [kind == "sliding_attention" for kind in config.layer_types]
     full = config.per_layer_config[slides.index(False)]
@@ -412,6 +440,13 @@ def _convert(
     layer = f"blk.{parts[2]}." if parts[:2] == ["model", "layers"] else ""
     if architecture in NEMOTRON_H:
         yield _convert_nemotron_h(name, layer, value, config)
+        return
+    if "kv_b_proj" in name:
+        width = config.qk_nope_head_dim + config.v_head_dim
+        by_head = value.unflatten(0, (config.num_attention_heads, width))
+        keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], 1)
+        yield f"{layer}attn_k_b.weight", keys.transpose(1, 2)
+        yield f"{layer}attn_v_b.weight", values
         return
     if "query_key_value" in name:
         value = _split_by_head(value, architecture, config)

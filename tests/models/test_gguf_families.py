@@ -4,15 +4,17 @@ the same numbers, and what llama.cpp does.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import gguf_files
 from helpers.gguf_files import ARCHITECTURES as WRITTEN
 from helpers.gguf_files import name_architecture, write_model
 from helpers.marks import thorough
-from torch import nn
+from torch import Tensor, nn
 
 import skipsearch as ss
 from models import test_gguf
@@ -44,6 +46,23 @@ SIGMOID_EXPERTS = {
     "norm_topk_prob": True,
     "n_group": 4,
     "topk_group": 2,
+}
+LATENT = {
+    **WIDE,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "rope_parameters": {
+        **ROPE,
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 24,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    },
 }
 DELTA_NET = {
     **WIDE,
@@ -215,6 +234,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "route_scale": 1.7, "sliding_window": 8, "num_hidden_layers": 4, "mup_enabled": True},
     ),
     "apertus": ("apertus", {**WIDE, "rope_parameters": ROPE}),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**LATENT, **SIGMOID_EXPERTS, "q_lora_rank": None, "n_shared_experts": 2, "n_group": None,
+         "topk_group": None, "norm_topk_prob": False},
+    ),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, **SIGMOID_EXPERTS, "n_shared_experts": 1}),
     "nemotron": ("nemotron", {**WIDE, "rope_parameters": HALF_ROPE, "attention_bias": True,
                               "mlp_bias": True}),
     "jais2": ("jais2", WIDE),
@@ -244,7 +269,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "num_ln_in_parallel_attn": 1},
     ),
 }  # fmt: skip
-READ = (".gate.wg",)  # a router that is asked for the dtype of its matrix
+# A router that is asked for the dtype of its matrix, and a matrix of which files have parts.
+READ = (".gate.wg", ".kv_b_proj")
 # One of each kind of layer decodes in `make test`.
 QUICK = ("gemma4_text", "lfm2", "granitemoehybrid", "qwen3_5_text")
 DECODED = [*QUICK, *thorough(*(name for name in MODELS if name not in QUICK))]
@@ -463,7 +489,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "groups of experts": ("dots1", {"dots1.expert_group_count": 3}, "not divide its 8 experts"),
     "used groups": ("dots1", {"dots1.expert_group_used_count": 5}, "it has to be 1 to 4"),
     "other scores": ("minimax_m2", {"minimax-m2.expert_gating_func": 1}, "only if it is 2: take"),
-    "plain weights": ("afmoe", {"afmoe.expert_weights_norm": False}, "norm is not true"),
+    "plain weights": ("afmoe", {"afmoe.expert_weights_norm": False}, "norm is False, and files"),
     "activations": ("apertus", {"xielu.beta": [1.0, 2.0]}, "xielu.beta has to be a list of 3"),
     "angles of windows": (
         "exaone_moe",
@@ -473,6 +499,32 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     "epsilon": ("olmo", {"olmo.attention.layer_norm_epsilon": 1e-6}, "only if it is 1e-05"),
     "parallel": ("stablelm", {"stablelm.use_parallel_residual": True}, "holds the tensor"),
     "key heads of Falcon": ("falcon", {"falcon.attention.head_count_kv": 3}, "not divide its"),
+    "keys of latents": (
+        "deepseek_v3",
+        {"deepseek2.attention.key_length_mla": 16},
+        "keys of 16 numbers have no part that is not turned",
+    ),
+    "values of latents": ("deepseek_v3", {"deepseek2.attention.value_length_mla": 32}, "needs"),
+    "groups of the best": (
+        "deepseek_v3",
+        {"deepseek2.expert_gating_func": 1},
+        "expert_group_count is 4, and files are read only if it is 1",
+    ),
+    "weights": (
+        "deepseek_v2",
+        {"deepseek2.expert_weights_norm": True},
+        "norm is True, and files are read only if it is False",
+    ),
+    "temperature": (
+        "deepseek_v3",
+        {"deepseek2.attention.temperature_scale": 0.5},
+        "temperature_scale is 0.5, and",
+    ),
+    "magnitude": (
+        "deepseek_v3",
+        {"deepseek2.rope.scaling.yarn_log_multiplier": 0.0},
+        "multiplier is 0; it has to be",
+    ),
     "turned": ("gemma4_text", {"gemma4.attention.key_length": 16}, "needs|only if it is 16"),
 }
 
@@ -484,6 +536,32 @@ def test_metadata_that_fit_no_model_are_refused(case: str, tmp_path: Path) -> No
     with pytest.raises(GGUFError, match=sentence) as error:
         open_gguf(str(tmp_path / "m.gguf"), torch.float32)
     assert "\n" not in str(error.value)
+
+
+def test_the_first_files_of_deepseek_have_keys_and_values_in_one_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, convert = make_model("deepseek_v3"), gguf_files._convert
+    tokens = torch.tensor([PROMPT])
+
+    def keep(name: str, value: Tensor, *rest: Any) -> Iterator[tuple[str, Tensor]]:
+        if "kv_b_proj" not in name:
+            yield from convert(name, value, *rest)
+            return
+        yield f"blk.{name.split('.')[2]}.attn_kv_b.weight", value
+
+    monkeypatch.setattr(gguf_files, "_convert", keep)
+    write_model(reference, tmp_path / "m.gguf")
+    file, name = read_gguf(tmp_path / "m.gguf"), "deepseek2.attention"
+    for key in ("key_length", "value_length"):
+        file.metadata[f"{name}.{key}"] = file.metadata.pop(f"{name}.{key}_mla")
+    monkeypatch.setattr(gguf_model, "read_gguf", lambda path: file)
+    stored = open_gguf(str(tmp_path / "m.gguf"), torch.float32).model
+    torch.testing.assert_close(stored(tokens).logits, reference(tokens).logits)
+    file.metadata["deepseek2.expert_count"] = 256
+    del file.metadata["deepseek2.expert_group_count"]
+    with pytest.raises(GGUFError, match="takes experts of groups: take a newer file"):
+        open_gguf(str(tmp_path / "m.gguf"), torch.float32)
 
 
 def test_every_architecture_of_the_table_has_a_tiny_model() -> None:
@@ -520,6 +598,8 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "exaone_moe": {"num_shared_experts": 1},
     "afmoe": {},
     "apertus": {},
+    "deepseek_v2": {"q_lora_rank": 32},
+    "deepseek_v3": {},
     "nemotron": {},
     "jais2": {},
     "stablelm": {},

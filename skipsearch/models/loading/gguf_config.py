@@ -91,8 +91,11 @@ def read_architecture(file: GGUFFile) -> Architecture:
             f"{file.name} holds a model of the architecture {name[:40]!r}; GGUF files are "
             f"read for {', '.join(ARCHITECTURES)}: take the model's folder instead"
         )
-    key, variant = VARIANTS.get(name, ("", ARCHITECTURES[name]))
-    return variant if key and file.get(f"{name}.{key}", int, 0) > 0 else ARCHITECTURES[name]
+    if name in VARIANTS:
+        key, least, variant = VARIANTS[name]
+        if file.get(f"{name}.{key}", int, 0) >= least:
+            return variant
+    return ARCHITECTURES[name]
 
 
 def _count_layers(file: GGUFFile) -> int:
@@ -117,11 +120,13 @@ def _read_common(file: GGUFFile, row: Architecture) -> Settings:
     hidden_size, heads = number("embedding_length"), number("attention.head_count", high=1 << 16)
     has_head_dim = f"{architecture}.attention.key_length" in file.metadata
     head_dim = number("attention.key_length") if has_head_dim else hidden_size // heads
+    if row.has_latents:
+        head_dim = number("rope.dimension_count", high=1 << 16)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise GGUFError(f"{file.name} has no tensor token_embd.weight; download the file again")
     theta = file.metadata.get(f"{architecture}.rope.freq_base", 10000.0)
-    others = {"attention.value_length": head_dim}
+    others = {} if row.has_latents else {"attention.value_length": head_dim}
     if not row.windows_turn:
         others["rope.freq_base_swa"] = theta
     for key, neutral in {**NEUTRAL, **others}.items():

@@ -382,12 +382,13 @@ class _ParameterReader:
                 self.file.tensor(name, own)
                 for name, own in zip(source.tensors, shapes, strict=True)
             ]
-            if len({own[1:] for own in shapes}) > 1:
-                raise GGUFError(
-                    f"{self.file.name}: the tensors {' and '.join(source.tensors)} do not fit "
-                    "together; download the file again"
-                )
-        numbers = torch.cat(parts) if source.join is None else source.join(parts)
+        try:
+            numbers = torch.cat(parts) if source.join is None else source.join(parts)
+        except (IndexError, RuntimeError):
+            raise GGUFError(
+                f"{self.file.name}: the tensors {' and '.join(source.tensors)} do not fit "
+                "together; download the file again"
+            ) from None
         if numbers.shape != shape:
             raise GGUFError(
                 f"{self.file.name}: the tensors {' and '.join(source.tensors)} make "

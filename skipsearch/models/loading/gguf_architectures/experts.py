@@ -11,6 +11,7 @@ from skipsearch.models.loading.gguf_architectures.dense import add_ernie, add_gr
 from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
 from skipsearch.models.loading.gguf_architectures.shared import (
     BY_HALVES,
+    SCORE_BIAS,
     add_attention_bias,
     add_experts,
     add_sigmoid_experts,
@@ -18,8 +19,9 @@ from skipsearch.models.loading.gguf_architectures.shared import (
     name_of,
     name_sliding,
     require_sigmoid,
+    require_value,
 )
-from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
+from skipsearch.models.loading.gguf_file import GGUFFile
 
 
 def _alternate(parts: Sequence[Tensor]) -> Tensor:
@@ -32,18 +34,6 @@ GPT_OSS: Mapping[str, Sequence[Source]] = {
         Source(("ffn_gate_exps.bias", "ffn_up_exps.bias"), join=_alternate)
     ],
     "mlp.experts.down_proj_bias": [Source(("ffn_down_exps.bias",))],
-}
-
-
-# The bias of scores, under the names that it has in families.
-SCORE_BIAS: Mapping[str, Sequence[Source]] = {
-    f"mlp.{name}": [Source(("exp_probs_b.bias",))]
-    for name in (
-        "gate.e_score_correction_bias",
-        "gate.moe_statics.e_score_correction_bias",
-        "e_score_correction_bias",
-        "expert_bias",
-    )
 }
 
 
@@ -91,11 +81,8 @@ def _add_exaone_moe(file: GGUFFile, settings: Settings) -> None:
 def _add_afmoe(file: GGUFFile, settings: Settings) -> None:
     add_attention_bias(file, settings)
     add_sigmoid_experts(file, settings)
-    if settings.pop("norm_topk_prob") is not True:
-        raise GGUFError(
-            f"{file.name}: afmoe.expert_weights_norm is not true, and files are read only if it "
-            "is: take the model's folder instead"
-        )
+    require_value(file, "expert_weights_norm", True)
+    del settings["norm_topk_prob"]
     settings |= {
         "num_shared_experts": settings.pop("n_shared_experts"),
         "num_dense_layers": settings.pop("first_k_dense_replace"),

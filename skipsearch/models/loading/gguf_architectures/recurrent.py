@@ -18,6 +18,7 @@ from skipsearch.models.loading.gguf_architectures.row import Architecture, Setti
 from skipsearch.models.loading.gguf_architectures.shared import (
     MAX_EXPERTS,
     add_experts,
+    add_groups,
     list_attending,
     list_numbers,
     log_of_negative,
@@ -243,7 +244,9 @@ def _add_nemotron_h(file: GGUFFile, settings: Settings) -> None:
         "time_step_min": 1e-30,
     }
     if has_experts:
-        add_experts(file, settings, file.metadata.get(f"{name}.expert_weights_norm") is True)
+        normalizes = file.metadata.get(f"{name}.expert_weights_norm") is True
+        add_experts(file, settings, normalizes, in_groups=True)
+        add_groups(file, settings)
         settings |= {
             "n_routed_experts": settings.pop("num_experts"),
             "n_shared_experts": file.require_int(f"{name}.expert_shared_count", 1, MAX_EXPERTS),
@@ -255,8 +258,6 @@ def _add_nemotron_h(file: GGUFFile, settings: Settings) -> None:
             "routed_scaling_factor": file.require_float(
                 f"{name}.expert_weights_scale", 1.0, 1e-9, 1e9
             ),
-            "n_group": file.get(f"{name}.expert_group_count", int, 1),
-            "topk_group": file.get(f"{name}.expert_group_used_count", int, 1),
         }
 
 

@@ -40,6 +40,18 @@ def log_of_negative(parts: Sequence[Tensor]) -> Tensor:
     return (-parts[0]).log()
 
 
+# The bias of scores, under the names that it has in families.
+SCORE_BIAS: Mapping[str, Sequence[Source]] = {
+    f"mlp.{name}": [Source(("exp_probs_b.bias",))]
+    for name in (
+        "gate.e_score_correction_bias",
+        "gate.moe_statics.e_score_correction_bias",
+        "e_score_correction_bias",
+        "expert_bias",
+    )
+}
+
+
 def name_of(file: GGUFFile) -> str:
     return str(file.metadata["general.architecture"])
 
@@ -92,9 +104,26 @@ def add_attention_bias(file: GGUFFile, settings: Settings) -> None:
     settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
 
 
-def add_experts(file: GGUFFile, settings: Settings, normalizes: bool) -> None:
-    """Add how many experts there are, and how a router weighs them, as llama.cpp does it."""
+def require_value(file: GGUFFile, name: str, value: Any) -> None:
+    """Raise GGUFError if a setting of a file is another one than all of its family have."""
+    key = f"{name_of(file)}.{name}"
+    if (own := file.metadata.get(key, "missing" if value else value)) != value:
+        raise GGUFError(
+            f"{file.name}: {key} is {str(own)[:40]}, and files are read only if it is {value}: "
+            "take the model's folder instead"
+        )
+
+
+def add_experts(
+    file: GGUFFile, settings: Settings, normalizes: bool, in_groups: bool = False
+) -> None:
+    """Add how many experts there are, and how a router weighs them, as llama.cpp does it.
+
+    in_groups: the router may take groups first, which `add_groups` adds.
+    """
     architecture = name_of(file)
+    if not in_groups and file.get(f"{architecture}.expert_group_count", int, 1) > 1:
+        require_value(file, "expert_group_count", 1)
     n_experts = file.require_int(f"{architecture}.expert_count", 1, MAX_EXPERTS)
     settings |= {
         "num_experts": n_experts,
@@ -135,7 +164,8 @@ def add_sigmoid_experts(file: GGUFFile, settings: Settings) -> None:
     """Add experts that a sigmoid scores, with a bias and in groups, and the shared ones."""
     name = name_of(file)
     require_sigmoid(file)
-    add_experts(file, settings, file.metadata.get(f"{name}.expert_weights_norm") is True)
+    normalizes = file.metadata.get(f"{name}.expert_weights_norm") is True
+    add_experts(file, settings, normalizes, in_groups=True)
     add_groups(file, settings)
     settings |= {
         "n_shared_experts": file.require_int(f"{name}.expert_shared_count", 1, MAX_EXPERTS),
