@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,11 @@ ARCHITECTURES = {
     "exaone_moe": "exaone-moe",
     "afmoe": "afmoe",
     "apertus": "apertus",
+    "falcon_h1": "falcon-h1",
+    "mamba": "mamba",
+    "falcon_mamba": "mamba",
+    "mamba2": "mamba2",
+    "jamba": "jamba",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "nemotron": "nemotron",
@@ -146,8 +151,33 @@ SIGMOID_EXPERTS = {
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
 }
+MAMBA1 = {
+    "ssm_conv_kernel": "conv_kernel",
+    "ssm_state_size": "state_size",
+    "ssm_inner_size": lambda config: config.expand * config.hidden_size,
+}
+WITHOUT_ATTENTION = ("mamba", "mamba2")
 # What the files of architectures say besides -> the attribute of the config that they say it of.
-EXTRA_SETTINGS = {
+EXTRA_SETTINGS: dict[str, dict[str, str | Callable[[Any], Any]]] = {
+    "mamba": {
+        **MAMBA1,
+        "ssm_time_step_rank": "time_step_rank",
+        "ssm_dt_b_c_rms": lambda config: config.model_type == "falcon_mamba",
+    },
+    "mamba2": {**MAMBA1, "ssm_time_step_rank": "num_heads", "ssm_group_count": "n_groups"},
+    "jamba": {
+        "ssm_conv_kernel": "mamba_d_conv",
+        "ssm_state_size": "mamba_d_state",
+        "ssm_inner_size": lambda config: config.mamba_expand * config.hidden_size,
+        "ssm_time_step_rank": "mamba_dt_rank",
+    },
+    "falcon-h1": {
+        "ssm_conv_kernel": "mamba_d_conv",
+        "ssm_state_size": "mamba_d_state",
+        "ssm_inner_size": "mamba_d_ssm",
+        "ssm_time_step_rank": "mamba_n_heads",
+        "ssm_group_count": "mamba_n_groups",
+    },
     "ernie4_5-moe": {
         "interleave_moe_layer_step": "moe_layer_interval",
         "leading_dense_block_count": "moe_layer_start_index",
@@ -225,37 +255,20 @@ def write_model(
     config = model.config
     architecture = name_architecture(config)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=shards)
-    rope = getattr(config, "rope_parameters", None) or {"rope_theta": 1e4}
-    rope = rope.get("full_attention", rope)
-    first = config.per_layer_config[0] if architecture == "gemma4" else config
-    head_dim = getattr(first, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kinds = getattr(config, "layer_types", None) or []
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    if architecture in NEMOTRON_H:
-        width = config.moe_intermediate_size if "moe" in kinds else config.intermediate_size
-        writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in kinds])
-    elif architecture == "falcon":
-        writer.add_feed_forward_length(config.ffn_hidden_size)
-    elif getattr(config, "intermediate_size", None):
-        writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    if architecture in ("lfm2", "lfm2moe", "granitehybrid", *NEMOTRON_H):
-        heads_kv = [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
-        writer.add_head_count_kv(heads_kv)
-    elif architecture == "falcon":
-        writer.add_head_count_kv(_count_key_heads(config))
-    elif architecture != "gptneox":
-        writer.add_head_count_kv(first.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    if architecture in WITHOUT_ATTENTION:
+        writer.add_feed_forward_length(0)
+        writer.add_head_count(0)
+    else:
+        _add_attention(writer, architecture, config)
     if (epsilon := LAYER_NORMS.get(architecture)) is not None:
         writer.add_layer_norm_eps(getattr(config, epsilon) if isinstance(epsilon, str) else epsilon)
     else:
-        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
+        names = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
+        epsilons = (getattr(config, name, None) for name in names)
+        writer.add_layer_norm_rms_eps(next(epsilon for epsilon in epsilons if epsilon))
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
     per_token = getattr(config, "num_experts_per_tok", None)
@@ -303,10 +316,39 @@ def write_model(
     writer.close()
 
 
+def _add_attention(writer: Any, architecture: str, config: Any) -> None:
+    """Add what all architectures have but for those that do not attend."""
+    rope = getattr(config, "rope_parameters", None) or {"rope_theta": 1e4}
+    rope = rope.get("full_attention", rope)
+    first = config.per_layer_config[0] if architecture == "gemma4" else config
+    head_dim = getattr(first, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kinds = getattr(config, "layer_types", None) or []
+    if architecture in NEMOTRON_H:
+        width = config.moe_intermediate_size if "moe" in kinds else config.intermediate_size
+        writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in kinds])
+    elif architecture == "falcon":
+        writer.add_feed_forward_length(config.ffn_hidden_size)
+    elif getattr(config, "intermediate_size", None):
+        writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    if architecture in ("lfm2", "lfm2moe", "granitehybrid", "jamba", *NEMOTRON_H):
+        heads_kv = [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
+        writer.add_head_count_kv(heads_kv)
+    elif architecture == "falcon":
+        writer.add_head_count_kv(_count_key_heads(config))
+    elif architecture != "gptneox":
+        writer.add_head_count_kv(first.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(float(rope["rope_theta"]))
+
+
 def _add_settings(writer: Any, architecture: str, config: Any) -> None:
     """Add what one or two architectures alone have."""
     for key, attribute in EXTRA_SETTINGS.get(architecture, {}).items():
-        getattr(writer, f"add_{key}")(getattr(config, attribute))
+        value = getattr(config, attribute) if isinstance(attribute, str) else attribute(config)
+        getattr(writer, f"add_{key}")(value)
     if architecture in SCORED_BY_SIGMOID:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if architecture == "ernie4_5-moe":
@@ -437,7 +479,8 @@ def _convert(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield what llama.cpp's converter makes of a tensor, under its name or that of the file."""
     parts, module = name.split("."), name.split(".")[-2]
-    layer = f"blk.{parts[2]}." if parts[:2] == ["model", "layers"] else ""
+    numbers = [part for part in parts if part.isdigit()]
+    layer = f"blk.{numbers[0]}." if numbers else ""
     if architecture in NEMOTRON_H:
         yield _convert_nemotron_h(name, layer, value, config)
         return
@@ -481,6 +524,8 @@ def _convert(
         return
     if architecture.startswith("qwen35") and "linear_attn." in name:
         value = _tile_value_heads(name, value, config)
+    if architecture == "falcon-h1":
+        value = value * _find_factor(name, value, config)
     if name.endswith("A_log"):
         value = -value.exp()
     if name.endswith("norm.weight") and architecture in NORMS_PLUS_ONE and module != "norm":
@@ -491,11 +536,11 @@ def _convert(
         value = value.squeeze(1)
     if "shared_expert_gate" in name:
         value = value.squeeze(0)
-    if architecture == "granitehybrid":
-        if name.endswith(("A_log", "mamba.D")):
+    if architecture in ("granitehybrid", "falcon-h1", "mamba2"):
+        if name.endswith(("A_log", "mamba.D", "mixer.D")):
             value = value[:, None]
-        if name.endswith("mamba.norm.weight"):
-            value = value.view(config.mamba_n_groups, -1)
+        if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+            value = value.view(getattr(config, "mamba_n_groups", 0) or config.n_groups, -1)
     for ending, new_name in RENAMED.items():
         if name.endswith(ending):
             if new_name == "ffn_down_shexp.weight" and not config.num_local_experts:
@@ -519,6 +564,30 @@ def _convert_nemotron_h(name: str, layer: str, value: Tensor, config: Any) -> tu
     if ending == "mixer.conv1d.weight":
         value = value.squeeze(1)
     return layer + NAMES_OF_NEMOTRON_H[ending], value
+
+
+def _find_factor(name: str, value: Tensor, config: Any) -> Any:
+    """Return what Falcon H1 multiplies by, which is part of the matrices in files."""
+    if "mamba.in_proj" in name:
+        states = config.mamba_n_groups * config.mamba_d_state
+        widths = [config.mamba_d_ssm] * 2 + [states] * 2 + [config.mamba_n_heads]
+        factors = torch.tensor(config.ssm_multipliers).repeat_interleave(torch.tensor(widths))
+        return config.ssm_in_multiplier * factors[:, None]
+    attention = config.attention_in_multiplier
+    for part, factor in (
+        ("gate_proj", config.mlp_multipliers[0]),
+        ("down_proj", config.mlp_multipliers[1]),
+        ("q_proj", attention),
+        ("k_proj", attention * config.key_multiplier),
+        ("v_proj", attention),
+        ("o_proj", config.attention_out_multiplier),
+        ("mamba.out_proj", config.ssm_out_multiplier),
+        ("lm_head", config.lm_head_multiplier),
+        ("embed_tokens", config.embedding_multiplier),
+    ):
+        if part in name:
+            return factor
+    return 1.0
 
 
 def _split_by_head(value: Tensor, architecture: str, config: Any) -> Tensor:
@@ -575,8 +644,10 @@ def _add(writer: Any, name: str, value: Tensor, number_format: str) -> None:
         writer.add_tensor(name, data)
         return
     kind = gguf.GGMLQuantizationType[number_format]
+    if data.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+        kind = gguf.GGMLQuantizationType.F16  # as the converter falls back
     quantised = gguf.quants.quantize(data, kind)
-    if number_format == "F16":
+    if kind == gguf.GGMLQuantizationType.F16:
         writer.add_tensor(name, quantised)
     else:
         writer.add_tensor(name, quantised, raw_dtype=kind)

@@ -234,6 +234,35 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "route_scale": 1.7, "sliding_window": 8, "num_hidden_layers": 4, "mup_enabled": True},
     ),
     "apertus": ("apertus", {**WIDE, "rope_parameters": ROPE}),
+    "falcon_h1": (
+        "falcon_h1",
+        {**WIDE, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2,
+         "mamba_d_state": 16, "lm_head_multiplier": 0.7, "embedding_multiplier": 1.3,
+         "mlp_multipliers": [0.9, 1.2], "key_multiplier": 0.8, "attention_out_multiplier": 1.1,
+         "attention_in_multiplier": 0.95, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+         "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.85},
+    ),
+    "falcon_h1-norm": (
+        "falcon_h1",
+        {**WIDE, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2,
+         "mamba_d_state": 16, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "mamba": (
+        "mamba", {"hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True},
+    ),
+    "falcon_mamba": (
+        "falcon_mamba", {"hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True},
+    ),
+    "mamba2": (
+        "mamba2",
+        {"hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16,
+         "tie_word_embeddings": True},
+    ),
+    "jamba": (
+        "jamba",
+        {**WIDE, "head_dim": 16, "num_hidden_layers": 4, "num_experts": 4, "mamba_d_state": 8,
+         "num_experts_per_tok": 2, "attn_layer_period": 2, "attn_layer_offset": 1},
+    ),
     "deepseek_v2": (
         "deepseek_v2",
         {**LATENT, **SIGMOID_EXPERTS, "q_lora_rank": None, "n_shared_experts": 2, "n_group": None,
@@ -269,8 +298,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "num_ln_in_parallel_attn": 1},
     ),
 }  # fmt: skip
-# A router that is asked for the dtype of its matrix, and a matrix of which files have parts.
-READ = (".gate.wg", ".kv_b_proj")
+# A matrix of which files have parts, and one that its module multiplies itself.
+READ = (".kv_b_proj", ".dt_proj")
 # One of each kind of layer decodes in `make test`.
 QUICK = ("gemma4_text", "lfm2", "granitemoehybrid", "qwen3_5_text")
 DECODED = [*QUICK, *thorough(*(name for name in MODELS if name not in QUICK))]
@@ -525,6 +554,12 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"deepseek2.rope.scaling.yarn_log_multiplier": 0.0},
         "multiplier is 0; it has to be",
     ),
+    "periods": (
+        "jamba",
+        {"jamba.attention.head_count_kv": [0, 2, 2, 0]},
+        r"the layers \[1, 2\], which attend or have experts, follow no period",
+    ),
+    "heads of Mamba": ("mamba2", {"mamba2.ssm.time_step_rank": 7}, "make no|needs"),
     "turned": ("gemma4_text", {"gemma4.attention.key_length": 16}, "needs|only if it is 16"),
 }
 
@@ -564,6 +599,14 @@ def test_the_first_files_of_deepseek_have_keys_and_values_in_one_matrix(
         open_gguf(str(tmp_path / "m.gguf"), torch.float32)
 
 
+def test_a_file_of_falcon_h1_needs_a_head(tmp_path: Path) -> None:
+    family, changes = MODELS["falcon_h1"]
+    model = new_random_model(family, **{**changes, "tie_word_embeddings": True}).float()
+    write_model(model, tmp_path / "m.gguf")
+    with pytest.raises(GGUFError, match=r"no tensor output\.weight, and the factor"):
+        open_gguf(str(tmp_path / "m.gguf"), torch.float32)
+
+
 def test_every_architecture_of_the_table_has_a_tiny_model() -> None:
     """Those with an image too are tested under the names of their texts (`test_gguf_names.py`)."""
     tested = {name_architecture(make_model(name).config) for name in MODELS}
@@ -598,6 +641,12 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "exaone_moe": {"num_shared_experts": 1},
     "afmoe": {},
     "apertus": {},
+    "falcon_h1": {},
+    "falcon_h1-norm": {},
+    "mamba": {},
+    "falcon_mamba": {},
+    "mamba2": {},
+    "jamba": {},
     "deepseek_v2": {"q_lora_rank": 32},
     "deepseek_v3": {},
     "nemotron": {},

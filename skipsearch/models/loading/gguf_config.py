@@ -93,7 +93,8 @@ def read_architecture(file: GGUFFile) -> Architecture:
         )
     if name in VARIANTS:
         key, least, variant = VARIANTS[name]
-        if file.get(f"{name}.{key}", int, 0) >= least:
+        value = file.metadata.get(f"{name}.{key}")
+        if (value if isinstance(value, bool) else file.get(f"{name}.{key}", int, 0)) >= least:
             return variant
     return ARCHITECTURES[name]
 
@@ -117,7 +118,8 @@ def _read_common(file: GGUFFile, row: Architecture) -> Settings:
     def number(key: str, low: int = 1, high: int = 1 << 24) -> int:
         return _read_number(file, f"{architecture}.{key}", low, high, row.layers_differ)
 
-    hidden_size, heads = number("embedding_length"), number("attention.head_count", high=1 << 16)
+    hidden_size = number("embedding_length")
+    heads = number("attention.head_count", high=1 << 16) if row.attends else 1
     has_head_dim = f"{architecture}.attention.key_length" in file.metadata
     head_dim = number("attention.key_length") if has_head_dim else hidden_size // heads
     if row.has_latents:
@@ -145,7 +147,9 @@ def _read_common(file: GGUFFile, row: Architecture) -> Settings:
         "hidden_size": hidden_size,
         "intermediate_size": number(
             "feed_forward_length" if has_width else "expert_feed_forward_length"
-        ),
+        )
+        if row.attends
+        else hidden_size,
         "num_hidden_layers": _count_layers(file),
         "num_attention_heads": heads,
         "num_key_value_heads": number("attention.head_count_kv") if has_kv else heads,

@@ -46,7 +46,7 @@ SUFFIX = ".gguf"
 LAYER = re.compile(
     r"(?:model\.layers|gpt_neox\.layers|backbone\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)"
 )
-READ_ROUTER = ".gate.wg"  # a matrix of which a family asks the dtype
+READ = (".dt_proj",)  # small matrices that modules multiply themselves
 HEADS = ("lm_head", "embed_out")
 TABLE = "token_embd.weight"
 # Weights of modules that read them from the file.
@@ -318,7 +318,7 @@ class _ParameterReader:
             return StoredEmbedding(self.file.matrix(name, shape), module, self.dtype)
         if path.endswith(".experts"):
             return self._open_experts(path, module)
-        if not isinstance(module, nn.Linear) or module.out_features == 1 or READ_ROUTER in path:
+        if not isinstance(module, nn.Linear) or module.out_features == 1 or path.endswith(READ):
             return None
         is_tied = path in HEADS and self.config.tie_word_embeddings
         source = Source((TABLE,)) if is_tied else self.find_source(f"{path}.weight")

@@ -8,7 +8,7 @@ from skipsearch.models.loading.gguf_architectures.dense import DENSE, OLMO3
 from skipsearch.models.loading.gguf_architectures.experts import EXPERTS, MIXTRAL
 from skipsearch.models.loading.gguf_architectures.latent import DEEPSEEK_V3, LATENT_ROWS
 from skipsearch.models.loading.gguf_architectures.layer_norms import LAYER_NORMS
-from skipsearch.models.loading.gguf_architectures.recurrent import RECURRENT
+from skipsearch.models.loading.gguf_architectures.recurrent import FALCON_MAMBA, RECURRENT
 from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
 from skipsearch.models.loading.gguf_architectures.shared import SIGMOID
 
@@ -24,6 +24,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 VARIANTS: dict[str, tuple[str, int, Architecture]] = {
     "llama": ("expert_count", 1, MIXTRAL),
     "olmo2": ("attention.sliding_window", 1, OLMO3),
+    "mamba": ("ssm.dt_b_c_rms", 1, FALCON_MAMBA),
     "deepseek2": ("expert_gating_func", SIGMOID, DEEPSEEK_V3),
 }
 

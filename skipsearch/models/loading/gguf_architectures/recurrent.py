@@ -17,6 +17,7 @@ from skipsearch.models.loading.gguf_architectures.experts import (
 from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
 from skipsearch.models.loading.gguf_architectures.shared import (
     MAX_EXPERTS,
+    add_attention_bias,
     add_experts,
     add_groups,
     list_attending,
@@ -91,10 +92,17 @@ LFM2: Mapping[str, Sequence[Source]] = {
 }
 
 
-GRANITE_HYBRID: Mapping[str, Sequence[Source]] = {
-    **GRANITE_MOE,
+FALCON_H1: Mapping[str, Sequence[Source]] = {
     "mamba.A_log": [Source(("ssm_a",), join=log_of_negative)],
     "mamba.dt_bias": [Source(("ssm_dt.bias",))],
+}
+MIXER: Mapping[str, Sequence[Source]] = {
+    "mixer.A_log": [Source(("ssm_a",), join=log_of_negative)],
+    "mixer.dt_bias": [Source(("ssm_dt.bias",))],
+}
+GRANITE_HYBRID: Mapping[str, Sequence[Source]] = {
+    **GRANITE_MOE,
+    **FALCON_H1,
     "shared_mlp.input_linear.weight": [
         Source(("ffn_gate_shexp.weight", "ffn_up_shexp.weight")),
         Source(("ffn_gate.weight", "ffn_up.weight")),  # without experts
@@ -110,8 +118,7 @@ NEMOTRON_H: Mapping[str, Sequence[Source]] = {
     "model.embeddings.weight": [Source(("token_embd.weight",))],
     "model.norm_f.weight": [Source(("output_norm.weight",))],
     "norm.weight": [Source(("attn_norm.weight",))],  # of whatever sub-layer
-    "mixer.A_log": [Source(("ssm_a",), join=log_of_negative)],
-    "mixer.dt_bias": [Source(("ssm_dt.bias",))],
+    **MIXER,
     **{
         f"mixer.{name}": [Source((tensor,))]
         for name, tensor in (
@@ -261,6 +268,103 @@ def _add_nemotron_h(file: GGUFFile, settings: Settings) -> None:
         }
 
 
+def _read_mamba(file: GGUFFile) -> dict[str, int]:
+    """Return the sizes of Mamba layers by the names that most families have for them."""
+    name = name_of(file)
+    n_heads = file.require_int(f"{name}.ssm.time_step_rank", 1, 1 << 16)
+    return {
+        "n_heads": n_heads,
+        "n_groups": file.get(f"{name}.ssm.group_count", int, 1),
+        "d_inner": file.require_int(f"{name}.ssm.inner_size", n_heads),
+        "d_state": file.require_int(f"{name}.ssm.state_size", 1, 1 << 16),
+        "d_conv": file.require_int(f"{name}.ssm.conv_kernel", 2, 1 << 10),
+    }
+
+
+def _add_falcon_h1(file: GGUFFile, settings: Settings) -> None:
+    """The factors of the config are part of the matrices in files."""
+    if settings["tie_word_embeddings"]:
+        raise GGUFError(
+            f"{file.name} has no tensor output.weight, and the factor of its logits is in no other "
+            "place: take the model's folder instead"
+        )
+    add_attention_bias(file, settings)
+    sizes = _read_mamba(file)
+    settings |= {
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "mamba_d_ssm": sizes["d_inner"],
+        "mamba_d_head": sizes["d_inner"] // sizes["n_heads"],
+        "mamba_n_heads": sizes["n_heads"],
+        "mamba_n_groups": sizes["n_groups"],
+        "mamba_d_state": sizes["d_state"],
+        "mamba_d_conv": sizes["d_conv"],
+        "mamba_conv_bias": "blk.0.ssm_conv1d.bias" in file.tensors,
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in file.tensors,
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _add_mamba2(file: GGUFFile, settings: Settings) -> None:
+    sizes = _add_mamba_alone(file, settings)
+    settings |= {
+        "num_heads": sizes["n_heads"],
+        "head_dim": sizes["d_inner"] // sizes["n_heads"],
+        "n_groups": sizes["n_groups"],
+    }
+
+
+def _add_mamba(file: GGUFFile, settings: Settings) -> None:
+    settings["time_step_rank"] = _add_mamba_alone(file, settings)["n_heads"]
+
+
+def _add_mamba_alone(file: GGUFFile, settings: Settings) -> dict[str, int]:
+    """Add what a model of Mamba layers alone has. Return the sizes of its layers."""
+    sizes = _read_mamba(file)
+    for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
+        del settings[name]
+    settings |= {
+        "layer_norm_epsilon": settings.pop("rms_norm_eps"),
+        "state_size": sizes["d_state"],
+        "conv_kernel": sizes["d_conv"],
+        "expand": sizes["d_inner"] // settings["hidden_size"],
+        "use_conv_bias": "blk.0.ssm_conv1d.bias" in file.tensors,
+    }
+    return sizes
+
+
+def _add_jamba(file: GGUFFile, settings: Settings) -> None:
+    sizes, n_layers = _read_mamba(file), settings["num_hidden_layers"]
+    routes = [f"blk.{i}.ffn_gate_inp.weight" in file.tensors for i in range(n_layers)]
+    if any(routes):
+        add_experts(file, settings, False)
+    else:
+        settings["num_experts"] = 1
+    for name, flags in (("attn", list_attending(file, settings)), ("expert", routes)):
+        settings[f"{name}_layer_period"], settings[f"{name}_layer_offset"] = _find_period(
+            file, flags
+        )
+    settings |= {
+        "mamba_dt_rank": sizes["n_heads"],
+        "mamba_d_state": sizes["d_state"],
+        "mamba_d_conv": sizes["d_conv"],
+        "mamba_expand": sizes["d_inner"] // settings["hidden_size"],
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
+    }
+
+
+def _find_period(file: GGUFFile, flags: list[bool]) -> tuple[int, int]:
+    """Return (period, first) of the layers with a flag. Raises: GGUFError if they have none."""
+    layers = [i for i, flag in enumerate(flags) if flag]
+    period = layers[1] - layers[0] if len(layers) > 1 else len(flags) + 1
+    first = layers[0] if layers else len(flags)
+    if flags != [i % period == first for i in range(len(flags))]:
+        raise GGUFError(
+            f"{file.name}: the layers {str(layers)[:40]}, which attend or have experts, follow no "
+            "period: take the model's folder instead"
+        )
+    return period, first
+
+
 # The name of an architecture in files -> its row.
 RECURRENT: dict[str, Architecture] = {
     "granitehybrid": Architecture("granitemoehybrid", _add_granite_hybrid, GRANITE_HYBRID),
@@ -272,6 +376,10 @@ RECURRENT: dict[str, Architecture] = {
         )
         for name in ("nemotron_h", "nemotron_h_moe")
     },
+    "falcon-h1": Architecture("falcon_h1", _add_falcon_h1, FALCON_H1),
+    "mamba": Architecture("mamba", _add_mamba, MIXER, attends=False),
+    "mamba2": Architecture("mamba2", _add_mamba2, MIXER, attends=False),
+    "jamba": Architecture("jamba", _add_jamba, FALCON_H1),
     "lfm2": Architecture("lfm2", _add_lfm2, LFM2),
     "lfm2moe": Architecture("lfm2_moe", _add_lfm2_moe, LFM2),
     "qwen35": Architecture(
@@ -284,3 +392,4 @@ RECURRENT: dict[str, Architecture] = {
         "qwen3_next", _add_delta_net_moe, QWEN3_NEXT, norms_plus_one=True, partly_rotated=True
     ),
 }
+FALCON_MAMBA = Architecture("falcon_mamba", _add_mamba, MIXER, attends=False)  # in files of mamba
