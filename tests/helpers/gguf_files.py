@@ -61,6 +61,7 @@ ARCHITECTURES = {
     "falcon_mamba": "mamba",
     "mamba2": "mamba2",
     "jamba": "jamba",
+    "kimi_linear": "kimi-linear",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "nemotron": "nemotron",
@@ -133,6 +134,8 @@ RENAMED = {
     "dt_bias": "ssm_dt.bias",
     "A_log": "ssm_a",
     "mamba.D": "ssm_d",
+    "f_a_proj.weight": "ssm_f_a.weight",
+    "f_b_proj.weight": "ssm_f_b.weight",
     "self_attn.sinks": "attn_sinks.weight",
     "mlp.router.bias": "ffn_gate_inp.bias",
     "e_score_correction_bias": "exp_probs_b.bias",
@@ -159,6 +162,12 @@ MAMBA1 = {
 WITHOUT_ATTENTION = ("mamba", "mamba2")
 # What the files of architectures say besides -> the attribute of the config that they say it of.
 EXTRA_SETTINGS: dict[str, dict[str, str | Callable[[Any], Any]]] = {
+    "kimi-linear": {
+        "expert_shared_count": "n_shared_experts",
+        "expert_weights_scale": "routed_scaling_factor",
+        "ssm_conv_kernel": "linear_conv_kernel_dim",
+        "kda_head_dim": "linear_head_dim",
+    },
     "mamba": {
         **MAMBA1,
         "ssm_time_step_rank": "time_step_rank",
@@ -200,7 +209,15 @@ EXTRA_SETTINGS: dict[str, dict[str, str | Callable[[Any], Any]]] = {
         "expert_weights_scale": "route_scale",
     },
 }
-SCORED_BY_SIGMOID = ("lfm2moe", "glm4moe", "minimax-m2", "dots1", "exaone-moe", "afmoe")
+SCORED_BY_SIGMOID = (
+    "lfm2moe",
+    "glm4moe",
+    "minimax-m2",
+    "dots1",
+    "exaone-moe",
+    "afmoe",
+    "kimi-linear",
+)
 CODES = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}
 FORMATS = (
     "F32",
@@ -363,6 +380,10 @@ def _add_settings(writer: Any, architecture: str, config: Any) -> None:
         _add_gemma4(writer, config)
     if architecture == "deepseek2":
         _add_deepseek2(writer, config)
+    if architecture == "kimi-linear":
+        _add_latent(writer, config)
+        writer.add_head_count_kv([int(kind == "full_attention") for kind in config.layer_types])
+        writer.add_leading_dense_block_count(config.mlp_layer_types.index("sparse"))
     if architecture == "mistral3":
         rope = config.rope_parameters
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -413,8 +434,8 @@ def _add_settings(writer: Any, architecture: str, config: Any) -> None:
         writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
 
 
-def _add_deepseek2(writer: Any, config: Any) -> None:
-    writer.add_head_count_kv(1)
+def _add_latent(writer: Any, config: Any) -> None:
+    """Add the widths of keys and values that are made of latents."""
     if config.q_lora_rank:
         writer.add_q_lora_rank(config.q_lora_rank)
     writer.add_kv_lora_rank(config.kv_lora_rank)
@@ -422,6 +443,11 @@ def _add_deepseek2(writer: Any, config: Any) -> None:
     writer.add_value_length(config.kv_lora_rank)
     writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
     writer.add_value_length_mla(config.v_head_dim)
+
+
+def _add_deepseek2(writer: Any, config: Any) -> None:
+    _add_latent(writer, config)
+    writer.add_head_count_kv(1)
     keys = dict(SIGMOID_EXPERTS)
     if config.model_type == "deepseek_v2":  # of one group, and not normalised
         keys = {key: keys[key] for key in list(keys)[:3]}
@@ -490,6 +516,10 @@ def _convert(
         keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], 1)
         yield f"{layer}attn_k_b.weight", keys.transpose(1, 2)
         yield f"{layer}attn_v_b.weight", values
+        return
+    if architecture == "kimi-linear" and "conv1d" in name:
+        for part, kernels in zip("qkv", value.chunk(3), strict=True):
+            yield f"{layer}ssm_conv1d_{part}.weight", kernels[None]
         return
     if "query_key_value" in name:
         value = _split_by_head(value, architecture, config)

@@ -382,8 +382,8 @@ def test_an_architecture_that_is_not_covered_is_named_before_a_tensor_is_read(
     sound: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf_file, "to_float32", None)  # would fail
-    broken = rewrite(sound, lambda data: data.replace(b"llama", b"bloom"))
-    with pytest.raises(GGUFError, match="of the architecture 'bloom'; GGUF files are read for"):
+    broken = rewrite(sound, lambda data: data.replace(b"llama", b"plamo"))
+    with pytest.raises(GGUFError, match="of the architecture .plamo., and docs"):
         load(broken)
 
 

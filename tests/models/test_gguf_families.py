@@ -263,6 +263,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**WIDE, "head_dim": 16, "num_hidden_layers": 4, "num_experts": 4, "mamba_d_state": 8,
          "num_experts_per_tok": 2, "attn_layer_period": 2, "attn_layer_offset": 1},
     ),
+    "kimi_linear": (
+        "kimi_linear",
+        {**LATENT, **EXPERTS, "q_lora_rank": None, "num_experts": 8, "num_experts_per_token": 2,
+         "num_shared_experts": 1, "routed_scaling_factor": 1.5, "linear_head_dim": 32,
+         "linear_num_heads": 4, "rope_parameters": None,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    ),
     "deepseek_v2": (
         "deepseek_v2",
         {**LATENT, **SIGMOID_EXPERTS, "q_lora_rank": None, "n_shared_experts": 2, "n_group": None,
@@ -647,6 +654,7 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "falcon_mamba": {},
     "mamba2": {},
     "jamba": {},
+    "kimi_linear": {},
     "deepseek_v2": {"q_lora_rank": 32},
     "deepseek_v3": {},
     "nemotron": {},

@@ -88,8 +88,8 @@ def read_architecture(file: GGUFFile) -> Architecture:
     name = file.get("general.architecture", str, "")
     if name not in ARCHITECTURES:
         raise GGUFError(
-            f"{file.name} holds a model of the architecture {name[:40]!r}; GGUF files are "
-            f"read for {', '.join(ARCHITECTURES)}: take the model's folder instead"
+            f"{file.name} holds a model of the architecture {name[:40]!r}, and docs/models.md has "
+            "those that are read: take the model's folder instead"
         )
     if name in VARIANTS:
         key, least, variant = VARIANTS[name]

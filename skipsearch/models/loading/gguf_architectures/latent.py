@@ -14,6 +14,8 @@ from skipsearch.models.loading.gguf_architectures.shared import (
     SCORE_BIAS,
     add_experts,
     add_sigmoid_experts,
+    list_attending,
+    log_of_negative,
     require_value,
 )
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
@@ -36,6 +38,26 @@ LATENT: Mapping[str, Sequence[Source]] = {
         Source(("attn_k_b.weight", "attn_v_b.weight"), join=_join_latent),
         Source(("attn_kv_b.weight",)),  # of the first files
     ]
+}
+
+
+def _join_convolutions(parts: Sequence[Tensor]) -> Tensor:
+    """Return kernels of queries, keys and values as [channels, 1, width]."""
+    return torch.cat([part.flatten(0, -2)[:, None] for part in parts])
+
+
+KIMI_LINEAR: Mapping[str, Sequence[Source]] = {
+    **LATENT,
+    **SCORE_BIAS,
+    "self_attn.conv1d.weight": [
+        Source(
+            tuple(f"ssm_conv1d_{part}.weight" for part in ("q", "k", "v")), join=_join_convolutions
+        )
+    ],
+    "self_attn.forget_gate.A_log": [Source(("ssm_a",), join=log_of_negative)],
+    "self_attn.forget_gate.dt_bias": [Source(("ssm_dt.bias",))],
+    "self_attn.forget_gate.f_a_proj.weight": [Source(("ssm_f_a.weight",))],
+    "self_attn.forget_gate.f_b_proj.weight": [Source(("ssm_f_b.weight",))],
 }
 
 
@@ -100,9 +122,26 @@ def _add_deepseek_v3(file: GGUFFile, settings: Settings) -> None:
         )
 
 
+def _add_kimi_linear(file: GGUFFile, settings: Settings) -> None:
+    """Its keys are not turned, and the part that others turn is there all the same."""
+    add_latent(file, settings)
+    add_sigmoid_experts(file, settings)
+    n_layers, n_dense = settings["num_hidden_layers"], settings.pop("first_k_dense_replace")
+    attends = list_attending(file, settings)
+    settings |= {
+        "norm_topk_prob": True,  # as in llama.cpp
+        "layer_types": ["full_attention" if attend else "linear_attention" for attend in attends],
+        "mlp_layer_types": ["dense" if i < n_dense else "sparse" for i in range(n_layers)],
+        "linear_head_dim": file.require_int("kimi-linear.kda.head_dim", 1, MAX_WIDTH),
+        "linear_num_heads": settings["num_attention_heads"],
+        "linear_conv_kernel_dim": file.require_int("kimi-linear.ssm.conv_kernel", 2, 1 << 10),
+    }
+
+
 # The name of an architecture in files -> its row.
 LATENT_ROWS: dict[str, Architecture] = {
-    "deepseek2": Architecture("deepseek_v2", _add_deepseek_v2, LATENT, has_latents=True)
+    "deepseek2": Architecture("deepseek_v2", _add_deepseek_v2, LATENT, has_latents=True),
+    "kimi-linear": Architecture("kimi_linear", _add_kimi_linear, KIMI_LINEAR, has_latents=True),
 }
 # In files of deepseek2 whose experts a sigmoid scores.
 DEEPSEEK_V3 = Architecture(
