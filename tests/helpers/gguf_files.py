@@ -72,6 +72,10 @@ ARCHITECTURES = {
     "gpt_neox": "gptneox",
     "olmo": "olmo",
     "falcon": "falcon",
+    "gpt2": "gpt2",
+    "gpt_bigcode": "starcoder",
+    "bloom": "bloom",
+    "mpt": "mpt",
 }
 ROTATES_NEIGHBOURS = (
     "llama",
@@ -98,7 +102,13 @@ LAYER_NORMS: dict[str, str | float] = {
     "gptneox": "layer_norm_eps",
     "olmo": 1e-5,
     "falcon": "layer_norm_epsilon",
+    "gpt2": "layer_norm_epsilon",
+    "starcoder": "layer_norm_epsilon",
+    "bloom": "layer_norm_epsilon",
+    "mpt": "layer_norm_epsilon",
 }
+FOUR_TIMES_AS_WIDE = ("gpt2", "starcoder", "bloom", "mpt")  # MLPs
+TRANSPOSED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")  # GPT-2
 NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")
 # What files have in float32 although it is no vector.
 IN_FLOAT32 = (
@@ -198,6 +208,10 @@ EXTRA_SETTINGS: dict[str, dict[str, str | Callable[[Any], Any]]] = {
     },
     "stablelm": {"parallel_residual": "use_parallel_residual"},
     "gptneox": {"parallel_residual": "use_parallel_residual"},
+    "mpt": {
+        "max_alibi_bias": lambda config: float(config.attn_config.alibi_bias_max),
+        "clamp_kqv": lambda config: config.attn_config.clip_qkv,
+    },
     "olmo": {"clamp_kqv": "clip_qkv"},
     "minimax-m2": {"expert_feed_forward_length": "intermediate_size"},
     "dots1": SIGMOID_EXPERTS,
@@ -345,6 +359,8 @@ def _add_attention(writer: Any, architecture: str, config: Any) -> None:
         writer.add_feed_forward_length([width * (kind in ("mlp", "moe")) for kind in kinds])
     elif architecture == "falcon":
         writer.add_feed_forward_length(config.ffn_hidden_size)
+    elif architecture in FOUR_TIMES_AS_WIDE:
+        writer.add_feed_forward_length(4 * config.hidden_size)
     elif getattr(config, "intermediate_size", None):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
@@ -353,7 +369,9 @@ def _add_attention(writer: Any, architecture: str, config: Any) -> None:
         writer.add_head_count_kv(heads_kv)
     elif architecture == "falcon":
         writer.add_head_count_kv(_count_key_heads(config))
-    elif architecture != "gptneox":
+    elif architecture in ("starcoder", "bloom"):
+        writer.add_head_count_kv(1 if architecture == "starcoder" else config.n_head)
+    elif architecture not in ("gptneox", "gpt2", "mpt"):
         writer.add_head_count_kv(first.num_key_value_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
@@ -521,6 +539,10 @@ def _convert(
         for part, kernels in zip("qkv", value.chunk(3), strict=True):
             yield f"{layer}ssm_conv1d_{part}.weight", kernels[None]
         return
+    if architecture == "gpt2" and name.endswith(TRANSPOSED):
+        value = value.T
+    if architecture == "bloom":
+        name = name.removeprefix("transformer.")
     if "query_key_value" in name:
         value = _split_by_head(value, architecture, config)
     if ".experts." in name:

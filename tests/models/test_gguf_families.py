@@ -294,6 +294,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**WIDE, "rope_parameters": HALF_ROPE, "use_parallel_residual": False},
     ),
     "olmo": ("olmo", {**WIDE, "clip_qkv": 0.7}),
+    "gpt2": ("gpt2", {"hidden_size": 64, "tie_word_embeddings": True}),
+    "gpt_bigcode": ("gpt_bigcode", {"hidden_size": 64, "tie_word_embeddings": True}),
+    "bloom": ("bloom", {"hidden_size": 64, "tie_word_embeddings": True}),
+    "mpt": (
+        "mpt",
+        {"hidden_size": 64, "attn_config": {"clip_qkv": 0.7}, "tie_word_embeddings": False},
+    ),
     "falcon": ("falcon", {**FALCON, "num_kv_heads": 1}),
     "falcon-40b": (
         "falcon",
@@ -567,6 +574,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         r"the layers \[1, 2\], which attend or have experts, follow no period",
     ),
     "heads of Mamba": ("mamba2", {"mamba2.ssm.time_step_rank": 7}, "make no|needs"),
+    "slopes": ("mpt", {"mpt.attention.max_alibi_bias": 4.0}, "bias is 4.0, and files are read"),
     "turned": ("gemma4_text", {"gemma4.attention.key_length": 16}, "needs|only if it is 16"),
 }
 
@@ -666,6 +674,10 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
     "gpt_neox-sequential": {},
     "olmo": {},
+    "gpt2": {},
+    "gpt_bigcode": {},
+    "bloom": {},
+    "mpt": {},
     "falcon": {},
     "falcon-40b": {},
     "falcon-11b": {},

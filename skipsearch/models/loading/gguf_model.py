@@ -312,17 +312,23 @@ class _ParameterReader:
 
         None: they are read as numbers. Raises: GGUFError.
         """
+        from transformers.pytorch_utils import Conv1D  # a linear module with a transposed weight
+
         if isinstance(module, nn.Embedding):
             shape = (module.num_embeddings, module.embedding_dim)
             name = self.find_source(f"{path}.weight").tensors[0]
             return StoredEmbedding(self.file.matrix(name, shape), module, self.dtype)
         if path.endswith(".experts"):
             return self._open_experts(path, module)
-        if not isinstance(module, nn.Linear) or module.out_features == 1 or path.endswith(READ):
+        if not isinstance(module, nn.Linear | Conv1D) or path.endswith(READ):
+            return None
+        is_linear = isinstance(module, nn.Linear)
+        outputs = module.out_features if is_linear else module.nf
+        inputs = module.in_features if is_linear else module.nx
+        if outputs == 1:
             return None
         is_tied = path in HEADS and self.config.tie_word_embeddings
         source = Source((TABLE,)) if is_tied else self.find_source(f"{path}.weight")
-        outputs, inputs = module.out_features, module.in_features
         if len(source.tensors) > 1:
             return self._stack(source, outputs, inputs) if module.bias is None else None
         matrix = replace(

@@ -13,6 +13,7 @@ from skipsearch.models.loading.gguf_architectures.shared import (
     BY_HALVES,
     add_attention_bias,
     add_nothing,
+    require_value,
 )
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 
@@ -41,6 +42,20 @@ def _count_key_heads(config: Any) -> int:
 GPT_NEOX: Mapping[str, Sequence[Source]] = {
     f"attention.query_key_value.{kind}": [Source((f"attn_qkv.{kind}",), rows=_order_by_head)]
     for kind in ("weight", "bias")
+}
+BLOOM: Mapping[str, Sequence[Source]] = {
+    **{
+        f"self_attention.query_key_value.{kind}": [Source((f"attn_qkv.{kind}",), _order_by_head)]
+        for kind in ("weight", "bias")
+    },
+    **{
+        f"post_attention_layernorm.{kind}": [Source((f"ffn_norm.{kind}",))]
+        for kind in ("weight", "bias")
+    },
+    **{
+        f"transformer.word_embeddings_layernorm.{kind}": [Source((f"token_embd_norm.{kind}",))]
+        for kind in ("weight", "bias")
+    },
 }
 FALCON: Mapping[str, Sequence[Source]] = {
     "self_attention.query_key_value.weight": [Source(("attn_qkv.weight",), rows=_order_by_key_head)]
@@ -114,6 +129,37 @@ def _add_falcon(file: GGUFFile, settings: Settings) -> None:
     }
 
 
+def _add_gpt2(file: GGUFFile, settings: Settings) -> None:
+    _keep_positions(settings)
+    settings["n_inner"] = settings.pop("intermediate_size")
+
+
+def _add_starcoder(file: GGUFFile, settings: Settings) -> None:
+    settings["multi_query"] = settings["num_key_value_heads"] == 1
+    _add_gpt2(file, settings)
+
+
+def _add_bloom(file: GGUFFile, settings: Settings) -> None:
+    _keep_positions(settings)
+
+
+def _add_mpt(file: GGUFFile, settings: Settings) -> None:
+    _keep_positions(settings)
+    # transformers takes no other number, whatever the config says.
+    require_value(file, "attention.max_alibi_bias", 8.0)
+    attention: Settings = {}
+    if file.get(clamp := "mpt.attention.clamp_kqv", float, 0.0):
+        attention["clip_qkv"] = file.require_float(clamp, None, 1e-9, 1e9)
+    settings |= {"max_seq_len": settings["max_position_embeddings"], "attn_config": attention}
+
+
+def _keep_positions(settings: Settings) -> None:
+    """Remove what only models with rotary angles have."""
+    for name in ("rope_parameters", "head_dim"):
+        del settings[name]
+    settings["layer_norm_epsilon"] = settings.pop("layer_norm_eps")
+
+
 # The name of an architecture in files -> its row.
 LAYER_NORMS: dict[str, Architecture] = {
     "nemotron": Architecture(
@@ -127,5 +173,9 @@ LAYER_NORMS: dict[str, Architecture] = {
         "gpt_neox", _add_gpt_neox, GPT_NEOX, has_layer_norms=True, partly_rotated=True
     ),
     "olmo": Architecture("olmo", _add_olmo, BY_HALVES, has_layer_norms=True),
+    "gpt2": Architecture("gpt2", _add_gpt2, has_layer_norms=True),
+    "starcoder": Architecture("gpt_bigcode", _add_starcoder, has_layer_norms=True),
+    "bloom": Architecture("bloom", _add_bloom, BLOOM, has_layer_norms=True),
+    "mpt": Architecture("mpt", _add_mpt, has_layer_norms=True),
     "falcon": Architecture("falcon", _add_falcon, FALCON, has_layer_norms=True),
 }
