@@ -64,6 +64,8 @@ ARCHITECTURES = {
     "kimi_linear": "kimi-linear",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "youtu": "deepseek2",
     "nemotron": "nemotron",
     "jais2": "jais2",
     "stablelm": "stablelm",
@@ -156,7 +158,9 @@ RENAMED = {
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
-SIGMOID_EXPERTS = {
+# A key -> the attribute of a config that it says, or what it makes of the config.
+Attributes = dict[str, str | Callable[[Any], Any]]
+SIGMOID_EXPERTS: Attributes = {
     "expert_shared_count": "n_shared_experts",
     "leading_dense_block_count": "first_k_dense_replace",
     "expert_weights_scale": "routed_scaling_factor",
@@ -164,14 +168,14 @@ SIGMOID_EXPERTS = {
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
 }
-MAMBA1 = {
+MAMBA1: Attributes = {
     "ssm_conv_kernel": "conv_kernel",
     "ssm_state_size": "state_size",
     "ssm_inner_size": lambda config: config.expand * config.hidden_size,
 }
 WITHOUT_ATTENTION = ("mamba", "mamba2")
-# What the files of architectures say besides -> the attribute of the config that they say it of.
-EXTRA_SETTINGS: dict[str, dict[str, str | Callable[[Any], Any]]] = {
+# What the files of architectures say besides.
+EXTRA_SETTINGS: dict[str, Attributes] = {
     "kimi-linear": {
         "expert_shared_count": "n_shared_experts",
         "expert_weights_scale": "routed_scaling_factor",
@@ -381,9 +385,7 @@ def _add_attention(writer: Any, architecture: str, config: Any) -> None:
 
 def _add_settings(writer: Any, architecture: str, config: Any) -> None:
     """Add what one or two architectures alone have."""
-    for key, attribute in EXTRA_SETTINGS.get(architecture, {}).items():
-        value = getattr(config, attribute) if isinstance(attribute, str) else attribute(config)
-        getattr(writer, f"add_{key}")(value)
+    _add_from_config(writer, config, EXTRA_SETTINGS.get(architecture, {}))
     if architecture in SCORED_BY_SIGMOID:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if architecture == "ernie4_5-moe":
@@ -452,6 +454,12 @@ def _add_settings(writer: Any, architecture: str, config: Any) -> None:
         writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
 
 
+def _add_from_config(writer: Any, config: Any, keys: Attributes) -> None:
+    for key, attribute in keys.items():
+        value = getattr(config, attribute) if isinstance(attribute, str) else attribute(config)
+        getattr(writer, f"add_{key}")(value)
+
+
 def _add_latent(writer: Any, config: Any) -> None:
     """Add the widths of keys and values that are made of latents."""
     if config.q_lora_rank:
@@ -467,12 +475,18 @@ def _add_deepseek2(writer: Any, config: Any) -> None:
     _add_latent(writer, config)
     writer.add_head_count_kv(1)
     keys = dict(SIGMOID_EXPERTS)
-    if config.model_type == "deepseek_v2":  # of one group, and not normalised
+    if config.model_type == "youtu":  # dense
+        keys = {}
+        writer.add_leading_dense_block_count(config.num_hidden_layers)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_expert_shared_count(0)
+    elif config.model_type == "deepseek_v2":  # of one group, and not normalised
         keys = {key: keys[key] for key in list(keys)[:3]}
     else:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    for key, attribute in keys.items():
-        getattr(writer, f"add_{key}")(getattr(config, attribute))
+    if config.model_type == "glm4_moe_lite":
+        keys["leading_dense_block_count"] = lambda config: config.mlp_layer_types.index("sparse")
+    _add_from_config(writer, config, keys)
     rope = config.rope_parameters
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)

@@ -97,6 +97,9 @@ def _add_deepseek(file: GGUFFile, settings: Settings) -> None:
 
 def _add_deepseek_v2(file: GGUFFile, settings: Settings) -> None:
     _add_deepseek(file, settings)
+    if not file.get("deepseek2.expert_count", int, 0):
+        settings["first_k_dense_replace"] = settings["num_hidden_layers"]
+        return
     add_experts(file, settings, False)
     require_value(file, "expert_weights_norm", False)
     settings |= {
@@ -112,6 +115,7 @@ def _add_deepseek_v2(file: GGUFFile, settings: Settings) -> None:
 
 
 def _add_deepseek_v3(file: GGUFFile, settings: Settings) -> None:
+    """And GLM 4.7 Flash, which computes the same."""
     _add_deepseek(file, settings)
     add_sigmoid_experts(file, settings)
     n_experts = settings["n_routed_experts"] = settings.pop("num_experts")
