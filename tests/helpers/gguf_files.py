@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "hunyuan-dense",
     "granite": "granite",
     "granitemoe": "granitemoe",
+    "glm": "chatglm",
     "glm4": "glm4",
     "smollm3": "smollm3",
     "ernie4_5": "ernie4_5",
@@ -283,9 +284,11 @@ def write_model(
     metadata: dict[str, Any] | None = None,
     extra: dict[str, Tensor] | None = None,
     shards: int = 0,
+    joined: tuple[str, ...] = ("chatglm",),
 ) -> None:
     """Write a model. metadata: entries to add or replace. extra: more tensors. shards: tensors in a
-    file of a split model; 0: one file.
+    file of a split model; 0: one file. joined: architectures with one matrix for queries, keys and
+    values.
     """
     config = model.config
     architecture = name_architecture(config)
@@ -334,6 +337,11 @@ def write_model(
     if "tokenizer.ggml.model" not in (metadata or {}):
         writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(CODES[architecture], config.num_hidden_layers)
+    for i in range(config.num_hidden_layers) if architecture in joined else ():
+        for kind in ("weight", "bias"):
+            start = f"model.layers.{i}.self_attn."
+            rows = [state.pop(f"{start}{part}_proj.{kind}") for part in "qkv"]
+            state[f"blk.{i}.attn_qkv.{kind}"] = torch.cat(rows)
     for name, weight in state.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue

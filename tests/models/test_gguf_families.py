@@ -620,6 +620,13 @@ def test_the_first_files_of_deepseek_have_keys_and_values_in_one_matrix(
         open_gguf(str(tmp_path / "m.gguf"), torch.float32)
 
 
+def test_the_first_files_of_phi_have_queries_keys_and_values_in_one_matrix(tmp_path: Path) -> None:
+    reference, tokens = make_model("phi"), torch.tensor([PROMPT])
+    write_model(reference, tmp_path / "m.gguf", joined=("phi2",))
+    stored = open_gguf(str(tmp_path / "m.gguf"), torch.float32).model
+    torch.testing.assert_close(stored(tokens).logits, reference(tokens).logits)
+
+
 def test_a_file_of_falcon_h1_needs_a_head(tmp_path: Path) -> None:
     family, changes = MODELS["falcon_h1"]
     model = new_random_model(family, **{**changes, "tie_word_embeddings": True}).float()

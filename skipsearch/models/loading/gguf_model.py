@@ -331,8 +331,9 @@ class _ParameterReader:
         source = Source((TABLE,)) if is_tied else self.find_source(f"{path}.weight")
         if len(source.tensors) > 1:
             return self._stack(source, outputs, inputs) if module.bias is None else None
+        first, total = source.part(self.config) if source.part is not None else (0, outputs)
         matrix = replace(
-            self.file.matrix(source.tensors[0], (outputs, inputs)),
+            self.file.matrix(source.tensors[0], (total, inputs)).take_rows(first, outputs),
             row_order=source.rows and source.rows(self.config, outputs),
             column_order=source.columns and source.columns(self.config, inputs),
         )
@@ -380,6 +381,10 @@ class _ParameterReader:
         source = self.find_source(parameter)
         if source.key is not None:
             return self._read_setting(parameter, source.key, shape)
+        if source.part is not None:
+            first, total = source.part(self.config)
+            whole = self.file.tensor(source.tensors[0], (total, *shape[1:]))
+            return whole[first : first + shape[0]]
         if len(source.tensors) == 1:
             parts = [self.file.tensor(source.tensors[0], shape)]
         else:

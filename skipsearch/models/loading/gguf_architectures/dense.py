@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
 from skipsearch.models.loading.gguf_architectures.shared import (
     BY_HALVES,
+    JOINED_QKV,
     add_attention_bias,
     add_experts,
     add_nothing,
@@ -223,6 +224,11 @@ def _add_cohere2(file: GGUFFile, settings: Settings) -> None:
     add_attention_bias(file, settings)
 
 
+def _add_chatglm(file: GGUFFile, settings: Settings) -> None:
+    names = ("attn_qkv", "attn_q")
+    settings["attention_bias"] = any(f"blk.0.{name}.bias" in file.tensors for name in names)
+
+
 def _add_apertus(file: GGUFFile, settings: Settings) -> None:
     add_attention_bias(file, settings)
     settings["hidden_act"] = "xielu"
@@ -250,6 +256,7 @@ DENSE: dict[str, Architecture] = {
     "hunyuan-dense": Architecture("hunyuan_v1_dense", add_attention_bias),
     "granite": Architecture("granite", add_granite, BY_HALVES),
     "glm4": Architecture("glm4", _add_glm4, partly_rotated=True),
+    "chatglm": Architecture("glm", _add_chatglm, JOINED_QKV, partly_rotated=True),
     "smollm3": Architecture("smollm3", add_attention_bias, BY_HALVES),
     "ernie4_5": Architecture("ernie4_5", add_ernie),
     "exaone4": Architecture("exaone4", _add_exaone4),

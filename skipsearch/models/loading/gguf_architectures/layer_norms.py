@@ -11,6 +11,7 @@ from torch import Tensor
 from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
 from skipsearch.models.loading.gguf_architectures.shared import (
     BY_HALVES,
+    JOINED_QKV,
     add_attention_bias,
     add_nothing,
     require_value,
@@ -168,7 +169,7 @@ LAYER_NORMS: dict[str, Architecture] = {
     "jais2": Architecture("jais2", _add_jais2, has_layer_norms=True),
     "stablelm": Architecture("stablelm", _add_stablelm, has_layer_norms=True, partly_rotated=True),
     "starcoder2": Architecture("starcoder2", _add_starcoder2, has_layer_norms=True),
-    "phi2": Architecture("phi", add_nothing, has_layer_norms=True, partly_rotated=True),
+    "phi2": Architecture("phi", add_nothing, JOINED_QKV, has_layer_norms=True, partly_rotated=True),
     "gptneox": Architecture(
         "gpt_neox", _add_gpt_neox, GPT_NEOX, has_layer_norms=True, partly_rotated=True
     ),

@@ -14,6 +14,7 @@ Settings = dict[str, Any]
 
 
 Order = Callable[[Any, int], Tensor]  # (config, length n) -> [n], where each one is in the file
+Part = Callable[[Any], tuple[int, int]]  # config -> (first row, number of rows of the tensor)
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,15 @@ class Source:
 
     join: makes it from several tensors; None: their rows, one tensor after the other. rows,
     columns: the order in the file; None: the same. A layer's tensors are named without `blk.N.`.
-    key: of a list in the metadata that has the number of each layer, instead of tensors.
+    part: the rows of the only tensor that it takes. key: of a list in the metadata that has the
+    number of each layer, instead of tensors.
     """
 
     tensors: tuple[str, ...]
     rows: Order | None = None
     columns: Order | None = None
     join: Callable[[Sequence[Tensor]], Tensor] | None = None
+    part: Part | None = None
     key: str | None = None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skipsearch.models.loading.gguf_architectures.row import Order, Settings, Source
+from skipsearch.models.loading.gguf_architectures.row import Order, Part, Settings, Source
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 
 MAX_EXPERTS = 1 << 16
@@ -40,6 +40,26 @@ def log_of_negative(parts: Sequence[Tensor]) -> Tensor:
     return (-parts[0]).log()
 
 
+def _find_part(index: int) -> Part:
+    """Return where queries, keys or values are among the rows of all three."""
+
+    def find(config: Any) -> tuple[int, int]:
+        keys = config.num_key_value_heads * config.head_dim
+        widths = [config.num_attention_heads * config.head_dim, keys, keys]
+        return sum(widths[:index]), sum(widths)
+
+    return find
+
+
+# Of files that have queries, keys and values in one matrix, or in three.
+JOINED_QKV: Mapping[str, Sequence[Source]] = {
+    f"self_attn.{name}_proj.{kind}": [
+        Source((f"attn_{name}.{kind}",)),
+        Source((f"attn_qkv.{kind}",), part=_find_part(index)),
+    ]
+    for index, name in enumerate("qkv")
+    for kind in ("weight", "bias")
+}
 # The bias of scores, under the names that it has in families.
 SCORE_BIAS: Mapping[str, Sequence[Source]] = {
     f"mlp.{name}": [Source(("exp_probs_b.bias",))]
