@@ -53,6 +53,7 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan_v1_moe": "hunyuan-moe",
     "minimax_m2": "minimax-m2",
+    "mimo_v2_flash": "mimo2",
     "dots1": "dots1",
     "exaone_moe": "exaone-moe",
     "afmoe": "afmoe",
@@ -218,6 +219,7 @@ EXTRA_SETTINGS: dict[str, Attributes] = {
         "clamp_kqv": lambda config: config.attn_config.clip_qkv,
     },
     "olmo": {"clamp_kqv": "clip_qkv"},
+    "mimo2": {"expert_group_count": "n_group", "expert_group_used_count": "topk_group"},
     "minimax-m2": {"expert_feed_forward_length": "intermediate_size"},
     "dots1": SIGMOID_EXPERTS,
     "exaone-moe": {**SIGMOID_EXPERTS, "expert_shared_count": "num_shared_experts"},
@@ -232,6 +234,7 @@ SCORED_BY_SIGMOID = (
     "lfm2moe",
     "glm4moe",
     "minimax-m2",
+    "mimo2",
     "dots1",
     "exaone-moe",
     "afmoe",
@@ -396,6 +399,13 @@ def _add_settings(writer: Any, architecture: str, config: Any) -> None:
     _add_from_config(writer, config, EXTRA_SETTINGS.get(architecture, {}))
     if architecture in SCORED_BY_SIGMOID:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture == "mimo2":
+        slides = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_head_count_kv([config.num_key_value_heads * (1 + slide) for slide in slides])
+        writer.add_sliding_window_pattern(slides)
+        writer.add_value_length(config.v_head_dim)
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+        writer.add_float32("mimo2.attention.value_scale", config.attention_value_scale)
     if architecture == "ernie4_5-moe":
         width = config.intermediate_size // config.num_key_value_heads
         writer.add_expert_shared_feed_forward_length(width)

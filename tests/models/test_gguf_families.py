@@ -28,6 +28,7 @@ from skipsearch.errors import ModelError, ModuleError, UnpackedWeightsWarning
 from skipsearch.models.kv_cache import Planner
 from skipsearch.models.loading import gguf_model
 from skipsearch.models.loading.gguf_architectures import ARCHITECTURES
+from skipsearch.models.loading.gguf_config import find_rotary_factor
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
 from skipsearch.models.loading.gguf_model import open_gguf, unpack_stored_modules
 from skipsearch.models.loading.shipped_heads import ships_draft_head
@@ -218,6 +219,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "minimax_m2",
         {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2,
          "rope_parameters": HALF_ROPE},
+    ),
+    "mimo_v2_flash": (
+        "mimo_v2_flash",
+        {**WIDE, **EXPERTS, "n_routed_experts": 8, "v_head_dim": 8, "sliding_window": 8,
+         "head_dim": 16, "attention_value_scale": 0.707, "num_key_value_heads": 2,
+         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+         "rope_parameters": {"full_attention": HALF_ROPE,
+                             "sliding_attention": {**HALF_ROPE, "rope_theta": 1e3}}},
     ),
     "dots1": (
         "dots1",
@@ -581,6 +590,11 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "heads of Mamba": ("mamba2", {"mamba2.ssm.time_step_rank": 7}, "make no|needs"),
     "slopes": ("mpt", {"mpt.attention.max_alibi_bias": 4.0}, "bias is 4.0, and files are read"),
+    "key heads of windows": (
+        "mimo_v2_flash",
+        {"mimo2.attention.head_count_kv": [2, 2, 4]},
+        r"is \[2, 2, 4\], and layers with a window have to have twice as many",
+    ),
     "turned": ("gemma4_text", {"gemma4.attention.key_length": 16}, "needs|only if it is 16"),
 }
 
@@ -618,6 +632,12 @@ def test_the_first_files_of_deepseek_have_keys_and_values_in_one_matrix(
     del file.metadata["deepseek2.expert_group_count"]
     with pytest.raises(GGUFError, match="takes experts of groups: take a newer file"):
         open_gguf(str(tmp_path / "m.gguf"), torch.float32)
+
+
+def test_transformers_counts_as_many_rotated_numbers_as_a_file() -> None:
+    for head_dim in range(2, 514, 2):
+        for n_rotary in range(2, head_dim + 1, 2):
+            assert int(head_dim * find_rotary_factor(n_rotary, head_dim)) == n_rotary
 
 
 def test_the_first_files_of_phi_have_queries_keys_and_values_in_one_matrix(tmp_path: Path) -> None:
@@ -665,6 +685,7 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_layer_interval": 1},
     "hunyuan_v1_moe": {},
     "minimax_m2": {},
+    "mimo_v2_flash": {},
     "dots1": {"num_key_value_heads": 4},
     "exaone_moe": {"num_shared_experts": 1},
     "afmoe": {},

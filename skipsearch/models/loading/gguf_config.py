@@ -5,6 +5,7 @@ The keys are those of llama.cpp: gguf-py/gguf/constants.py and each model's conv
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -128,7 +129,7 @@ def _read_common(file: GGUFFile, row: Architecture) -> Settings:
     if table is None or len(table.shape) != 2:
         raise GGUFError(f"{file.name} has no tensor token_embd.weight; download the file again")
     theta = file.metadata.get(f"{architecture}.rope.freq_base", 10000.0)
-    others = {} if row.has_latents else {"attention.value_length": head_dim}
+    others = {} if row.has_latents or row.values_differ else {"attention.value_length": head_dim}
     if not row.windows_turn:
         others["rope.freq_base_swa"] = theta
     for key, neutral in {**NEUTRAL, **others}.items():
@@ -238,8 +239,15 @@ def _read_rope(file: GGUFFile, architecture: str, head_dim: int, partly_rotated:
             f"from {least} to {head_dim}: take the model's folder instead"
         )
     if partly_rotated:
-        rope["partial_rotary_factor"] = n_rotary / head_dim
+        rope["partial_rotary_factor"] = find_rotary_factor(n_rotary, head_dim)
     return rope
+
+
+def find_rotary_factor(n_rotary: int, head_dim: int) -> float:
+    """Return the factor by which transformers counts the rotated numbers of a head."""
+    factor = n_rotary / head_dim
+    is_short = int(head_dim * factor) < n_rotary  # the product may be rounded down
+    return math.nextafter(factor, 1.0) if is_short else factor
 
 
 def rotary_factors(file: GGUFFile) -> Tensor | None:

@@ -15,13 +15,14 @@ from skipsearch.models.loading.gguf_architectures.shared import (
     add_attention_bias,
     add_experts,
     add_sigmoid_experts,
+    list_numbers,
     list_sliding,
     name_of,
     name_sliding,
     require_sigmoid,
     require_value,
 )
-from skipsearch.models.loading.gguf_file import GGUFFile
+from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 
 
 def _alternate(parts: Sequence[Tensor]) -> Tensor:
@@ -90,6 +91,44 @@ def _add_afmoe(file: GGUFFile, settings: Settings) -> None:
         "sliding_window": file.require_int("afmoe.attention.sliding_window"),
         "mup_enabled": True,  # as in llama.cpp
     }
+
+
+def _add_mimo2(file: GGUFFile, settings: Settings) -> None:
+    add_sigmoid_experts(file, settings, shared=False)
+    n_layers, rope = settings["num_hidden_layers"], settings["rope_parameters"]
+    slides = list_sliding(file, "mimo2", n_layers)
+    key_heads = list_numbers(file, "mimo2.attention.head_count_kv", n_layers)
+    n_full = key_heads[slides.index(False)]
+    if key_heads != [n_full * (1 + slide) for slide in slides]:
+        raise GGUFError(
+            f"{file.name}: mimo2.attention.head_count_kv is {str(key_heads)[:40]}, and layers with "
+            "a window have to have twice as many as others: take the model's folder instead"
+        )
+    del settings["first_k_dense_replace"]
+    settings |= {
+        "n_routed_experts": settings.pop("num_experts"),
+        "norm_topk_prob": True,  # as in llama.cpp
+        "num_key_value_heads": n_full,
+        "v_head_dim": file.require_int("mimo2.attention.value_length", 1, 1 << 16),
+        "sliding_window": file.require_int("mimo2.attention.sliding_window"),
+        "layer_types": name_sliding(slides),
+        "mlp_layer_types": [
+            "sparse" if f"blk.{i}.ffn_gate_inp.weight" in file.tensors else "dense"
+            for i in range(n_layers)
+        ],
+        # A model of this family without it is not known, and the first files lack the key.
+        "attention_value_scale": file.require_float("mimo2.attention.value_scale", None, 1e-9, 1e9),
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {
+                **rope,
+                "rope_theta": file.require_float(
+                    "mimo2.rope.freq_base_swa", rope["rope_theta"], 1.0, 1e15
+                ),
+            },
+        },
+    }
+    settings.pop("partial_rotary_factor", None)
 
 
 def _add_minimax_m2(file: GGUFFile, settings: Settings) -> None:
@@ -169,6 +208,15 @@ EXPERTS: dict[str, Architecture] = {
     "dots1": Architecture("dots1", _add_dots1, SCORE_BIAS),
     "exaone-moe": Architecture("exaone_moe", _add_exaone_moe, SCORE_BIAS),
     "afmoe": Architecture("afmoe", _add_afmoe, SCORE_BIAS),
+    "mimo2": Architecture(
+        "mimo_v2_flash",
+        _add_mimo2,
+        {**SCORE_BIAS, "self_attn.sinks": GPT_OSS["self_attn.sinks"]},
+        partly_rotated=True,
+        layers_differ=True,
+        values_differ=True,
+        windows_turn=True,
+    ),
     "minimax-m2": Architecture("minimax_m2", _add_minimax_m2, SCORE_BIAS, partly_rotated=True),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", _add_hunyuan_moe),
     "ernie4_5-moe": Architecture("ernie4_5_moe", _add_ernie_moe, SCORE_BIAS),

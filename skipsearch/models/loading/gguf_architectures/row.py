@@ -52,5 +52,6 @@ class Architecture:
     partly_rotated: bool = False  # a part of each row of queries and keys may be rotated
     layers_differ: bool = False  # in numbers that `add_settings` reads again
     attends: bool = True  # in some layer
+    values_differ: bool = False  # in width from keys
     has_latents: bool = False  # of which keys and values are made; all of `head_dim` is rotated
     windows_turn: bool = False  # by angles of their own, which `add_settings` reads

@@ -180,15 +180,17 @@ def add_groups(file: GGUFFile, settings: Settings) -> None:
     settings["topk_group"] = file.require_int(used, 1, n_groups) if n_groups > 1 else 1
 
 
-def add_sigmoid_experts(file: GGUFFile, settings: Settings) -> None:
-    """Add experts that a sigmoid scores, with a bias and in groups, and the shared ones."""
+def add_sigmoid_experts(file: GGUFFile, settings: Settings, shared: bool = True) -> None:
+    """Add experts that a sigmoid scores, with a bias and in groups, and the shared ones if any."""
     name = name_of(file)
     require_sigmoid(file)
     normalizes = file.metadata.get(f"{name}.expert_weights_norm") is True
     add_experts(file, settings, normalizes, in_groups=True)
     add_groups(file, settings)
+    if shared:
+        key = f"{name}.expert_shared_count"
+        settings["n_shared_experts"] = file.require_int(key, 1, MAX_EXPERTS)
     settings |= {
-        "n_shared_experts": file.require_int(f"{name}.expert_shared_count", 1, MAX_EXPERTS),
         "moe_intermediate_size": file.require_int(f"{name}.expert_feed_forward_length"),
         "first_k_dense_replace": file.get(f"{name}.leading_dense_block_count", int, 0),
         "routed_scaling_factor": file.require_float(f"{name}.expert_weights_scale", 1.0, 1e-9, 1e9),
