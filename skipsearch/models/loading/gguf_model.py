@@ -312,21 +312,16 @@ class _ParameterReader:
 
         None: they are read as numbers. Raises: GGUFError.
         """
-        from transformers.pytorch_utils import Conv1D  # a linear module with a transposed weight
-
         if isinstance(module, nn.Embedding):
             shape = (module.num_embeddings, module.embedding_dim)
             name = self.find_source(f"{path}.weight").tensors[0]
             return StoredEmbedding(self.file.matrix(name, shape), module, self.dtype)
         if path.endswith(".experts"):
             return self._open_experts(path, module)
-        if not isinstance(module, nn.Linear | Conv1D) or path.endswith(READ):
+        linear_shape = _find_linear_shape(module)
+        if linear_shape is None or linear_shape[0] == 1 or path.endswith(READ):
             return None
-        is_linear = isinstance(module, nn.Linear)
-        outputs = module.out_features if is_linear else module.nf
-        inputs = module.in_features if is_linear else module.nx
-        if outputs == 1:
-            return None
+        outputs, inputs = linear_shape
         is_tied = path in HEADS and self.config.tie_word_embeddings
         source = Source((TABLE,)) if is_tied else self.find_source(f"{path}.weight")
         if len(source.tensors) > 1:
@@ -424,6 +419,15 @@ class _ParameterReader:
         if not isinstance(number, float) or not math.isfinite(number):
             raise GGUFError(f"{self.file.name}: {key} has to hold numbers; download the file again")
         return torch.full(shape, number)
+
+
+def _find_linear_shape(module: Any) -> tuple[int, int] | None:
+    """Return (outputs, inputs) of a linear module; None for another module."""
+    from transformers.pytorch_utils import Conv1D  # has its weight transposed
+
+    if isinstance(module, Conv1D):
+        return module.nf, module.nx
+    return (module.out_features, module.in_features) if isinstance(module, nn.Linear) else None
 
 
 def _scale_rotary(file: GGUFFile, model: nn.Module) -> None:
