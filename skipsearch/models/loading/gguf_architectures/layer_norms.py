@@ -83,11 +83,13 @@ def _add_stablelm(file: GGUFFile, settings: Settings) -> None:
 
 
 def _add_starcoder2(file: GGUFFile, settings: Settings) -> None:
+    # The published models see a window, and no file says so. Up to its length it is the same.
+    window = file.get("starcoder2.attention.sliding_window", int, 0)
+    window = window if window > 0 else STARCODER2_WINDOW
     settings |= {
         "norm_epsilon": settings.pop("layer_norm_eps"),
         "use_bias": "blk.0.attn_q.bias" in file.tensors,
-        # Files do not say that the published models see a window. Up to its length it is the same.
-        "max_position_embeddings": min(settings["max_position_embeddings"], STARCODER2_WINDOW),
+        "max_position_embeddings": min(settings["max_position_embeddings"], window),
     }
 
 
