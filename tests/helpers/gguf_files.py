@@ -498,8 +498,8 @@ def _add_deepseek2(writer: Any, config: Any) -> None:
         writer.add_leading_dense_block_count(config.num_hidden_layers)
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_expert_shared_count(0)
-    elif config.model_type == "deepseek_v2":  # of one group, and not normalised
-        keys = {key: keys[key] for key in list(keys)[:3]}
+    elif config.model_type == "deepseek_v2":  # not normalised
+        del keys["expert_weights_norm"]
     else:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if config.model_type == "glm4_moe_lite":

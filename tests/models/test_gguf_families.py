@@ -281,8 +281,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2": (
         "deepseek_v2",
-        {**LATENT, **SIGMOID_EXPERTS, "q_lora_rank": None, "n_shared_experts": 2, "n_group": None,
-         "topk_group": None, "norm_topk_prob": False},
+        {**LATENT, **SIGMOID_EXPERTS, "q_lora_rank": None, "n_shared_experts": 2, "n_group": 1,
+         "topk_group": 1, "norm_topk_prob": False},
+    ),
+    "deepseek_v2-groups": (
+        "deepseek_v2",
+        {**LATENT, **SIGMOID_EXPERTS, "n_shared_experts": 2, "norm_topk_prob": False,
+         "topk_method": "group_limited_greedy"},
     ),
     "glm4_moe_lite": (
         "glm4_moe_lite",
@@ -563,11 +568,6 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         "keys of 16 numbers have no part that is not turned",
     ),
     "values of latents": ("deepseek_v3", {"deepseek2.attention.value_length_mla": 32}, "needs"),
-    "groups of the best": (
-        "deepseek_v3",
-        {"deepseek2.expert_gating_func": 1},
-        "expert_group_count is 4, and files are read only if it is 1",
-    ),
     "weights": (
         "deepseek_v2",
         {"deepseek2.expert_weights_norm": True},

@@ -13,6 +13,7 @@ from skipsearch.models.loading.gguf_architectures.shared import (
     MAX_EXPERTS,
     SCORE_BIAS,
     add_experts,
+    add_groups,
     add_sigmoid_experts,
     list_attending,
     log_of_negative,
@@ -21,7 +22,7 @@ from skipsearch.models.loading.gguf_architectures.shared import (
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 
 MAX_WIDTH = 1 << 20
-DEEPSEEK_V3_EXPERTS = 256
+EXPERTS_IN_GROUPS = (160, 256)  # of DeepSeek V2 and V3, whose first files do not name the groups
 
 
 def _join_latent(parts: Sequence[Tensor]) -> Tensor:
@@ -100,7 +101,9 @@ def _add_deepseek_v2(file: GGUFFile, settings: Settings) -> None:
     if not file.get("deepseek2.expert_count", int, 0):
         settings["first_k_dense_replace"] = settings["num_hidden_layers"]
         return
-    add_experts(file, settings, False)
+    add_experts(file, settings, False, in_groups=True)
+    add_groups(file, settings)
+    _require_groups(file, settings)
     require_value(file, "expert_weights_norm", False)
     settings |= {
         "n_routed_experts": settings.pop("num_experts"),
@@ -110,7 +113,8 @@ def _add_deepseek_v2(file: GGUFFile, settings: Settings) -> None:
         "routed_scaling_factor": file.require_float(
             "deepseek2.expert_weights_scale", 1.0, 1e-9, 1e9
         ),
-        "topk_method": "greedy",
+        # By the best expert of a group, as its publisher has it. llama.cpp takes the best two.
+        "topk_method": "group_limited_greedy" if settings["n_group"] > 1 else "greedy",
     }
 
 
@@ -118,11 +122,17 @@ def _add_deepseek_v3(file: GGUFFile, settings: Settings) -> None:
     """And GLM 4.7 Flash, which computes the same."""
     _add_deepseek(file, settings)
     add_sigmoid_experts(file, settings)
-    n_experts = settings["n_routed_experts"] = settings.pop("num_experts")
-    if n_experts == DEEPSEEK_V3_EXPERTS and "deepseek2.expert_group_count" not in file.metadata:
+    _require_groups(file, settings)
+    settings["n_routed_experts"] = settings.pop("num_experts")
+
+
+def _require_groups(file: GGUFFile, settings: Settings) -> None:
+    """Raise GGUFError for a file that does not name the groups of its experts."""
+    key = "deepseek2.expert_group_count"
+    if settings["num_experts"] in EXPERTS_IN_GROUPS and key not in file.metadata:
         raise GGUFError(
-            f"{file.name}: deepseek2.expert_group_count is missing, and the router takes experts "
-            "of groups: take a newer file of the model"
+            f"{file.name}: {key} is missing, and the router takes experts of groups: take a newer "
+            "file of the model"
         )
 
 
