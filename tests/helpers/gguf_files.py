@@ -340,6 +340,8 @@ def write_model(
     if "tokenizer.ggml.model" not in (metadata or {}):
         writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(CODES[architecture], config.num_hidden_layers)
+    if getattr(config, "qk_layernorm", False):
+        _stack_norms(state)
     for i in range(config.num_hidden_layers) if architecture in joined else ():
         for kind in ("weight", "bias"):
             start = f"model.layers.{i}.self_attn."
@@ -360,6 +362,18 @@ def write_model(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _stack_norms(state: dict[str, Tensor]) -> None:
+    """Make one tensor of the norms of all heads of a layer."""
+    for first in [name for name in state if name.endswith(".norms.0.weight")]:
+        start = first.removesuffix("0.weight")
+        heads = [name for name in state if name.startswith(start)]
+        part = "q" if "q_layernorm" in start else "k"
+        layer = start.split(".")[2]
+        state[f"blk.{layer}.attn_{part}_norm.weight"] = torch.stack(
+            [state.pop(name) for name in heads]
+        )
 
 
 def _add_attention(writer: Any, architecture: str, config: Any) -> None:

@@ -301,7 +301,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "jais2": ("jais2", WIDE),
     "stablelm": ("stablelm", {**WIDE, "rope_parameters": HALF_ROPE, "use_qkv_bias": True}),
     "stablelm-parallel": (
-        "stablelm", {**WIDE, "rope_parameters": HALF_ROPE, "use_parallel_residual": True},
+        "stablelm",
+        {**WIDE, "rope_parameters": HALF_ROPE, "use_parallel_residual": True,
+         "qk_layernorm": True},
     ),
     "starcoder2": ("starcoder2", {**WIDE, "use_bias": True, "tie_word_embeddings": True}),
     "phi": (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
+from skipsearch.models.loading.gguf_architectures.row import Architecture, Part, Settings, Source
 from skipsearch.models.loading.gguf_architectures.shared import (
     BY_HALVES,
     JOINED_QKV,
@@ -20,6 +20,7 @@ from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 
 GPT_NEOX_20B_LAYERS = 44  # its activation is another one than Pythia's
 STARCODER2_WINDOW = 4096
+MAX_NORMS = 256  # of the heads of a layer; StableLM 2 has 32
 OLMO_EPSILON = 1e-5  # a constant of the family
 
 
@@ -40,6 +41,22 @@ def _count_key_heads(config: Any) -> int:
     return int(config.num_kv_heads) if config.new_decoder_architecture else 1
 
 
+def _find_head(index: int, heads_key: str) -> Part:
+    """Return where the norm of a head is among those of all."""
+
+    def find(config: Any) -> tuple[int, int]:
+        return index * config.head_dim, getattr(config, heads_key) * config.head_dim
+
+    return find
+
+
+STABLELM: Mapping[str, Sequence[Source]] = {
+    f"self_attn.{name}_layernorm.norms.{index}.weight": [
+        Source((f"attn_{name}_norm.weight",), part=_find_head(index, heads_key))
+    ]
+    for name, heads_key in (("q", "num_attention_heads"), ("k", "num_key_value_heads"))
+    for index in range(MAX_NORMS)
+}
 GPT_NEOX: Mapping[str, Sequence[Source]] = {
     f"attention.query_key_value.{kind}": [Source((f"attn_qkv.{kind}",), rows=_order_by_head)]
     for kind in ("weight", "bias")
@@ -78,6 +95,7 @@ def _add_stablelm(file: GGUFFile, settings: Settings) -> None:
     has_one_norm = "blk.0.ffn_norm.weight" not in file.tensors
     settings |= {
         "use_qkv_bias": "blk.0.attn_q.bias" in file.tensors,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in file.tensors,
         "use_parallel_residual": file.metadata.get("stablelm.use_parallel_residual", has_one_norm),
     }
 
@@ -169,7 +187,9 @@ LAYER_NORMS: dict[str, Architecture] = {
         "nemotron", _add_nemotron, norms_plus_one=True, has_layer_norms=True, partly_rotated=True
     ),
     "jais2": Architecture("jais2", _add_jais2, has_layer_norms=True),
-    "stablelm": Architecture("stablelm", _add_stablelm, has_layer_norms=True, partly_rotated=True),
+    "stablelm": Architecture(
+        "stablelm", _add_stablelm, STABLELM, has_layer_norms=True, partly_rotated=True
+    ),
     "starcoder2": Architecture("starcoder2", _add_starcoder2, has_layer_norms=True),
     "phi2": Architecture("phi", add_nothing, JOINED_QKV, has_layer_norms=True, partly_rotated=True),
     "gptneox": Architecture(
