@@ -97,6 +97,11 @@ class StoredLinear(nn.Module):
         self.matrix, self.bias, self.dtype = matrix, bias, dtype
         self.out_features, self.in_features = matrix.shape
 
+    @property
+    def weight(self) -> Tensor:
+        """An empty tensor, for code that asks for the weight's dtype or device."""
+        return torch.empty(0, dtype=self.dtype)
+
     def forward(self, x: Tensor) -> Tensor:
         """Multiply by the weight, which is read part by part: slow, and meant for checks."""
         parts = [F.linear(x, part.to(self.dtype)) for part in dequantize_parts(self.matrix)]

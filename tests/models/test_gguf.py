@@ -50,6 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmo3": {},
     "granite": {},
     "granitemoe": {"intermediate_size": 32},
+    "glm": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "glm4": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "smollm3": {"use_sliding_window": False, "layer_types": None, "no_rope_layers": None},
     "ernie4_5": {},
@@ -382,8 +383,8 @@ def test_an_architecture_that_is_not_covered_is_named_before_a_tensor_is_read(
     sound: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf_file, "to_float32", None)  # would fail
-    broken = rewrite(sound, lambda data: data.replace(b"llama", b"bloom"))
-    with pytest.raises(GGUFError, match="of the architecture 'bloom'; GGUF files are read for"):
+    broken = rewrite(sound, lambda data: data.replace(b"llama", b"plamo"))
+    with pytest.raises(GGUFError, match=r"the architecture 'plamo', and docs/models\.md"):
         load(broken)
 
 
@@ -462,6 +463,7 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "granite": {},
     "granitemoe": {},
     "ministral3": {},
+    "glm": {},
     "glm4": {},
     "smollm3": {},
     "ernie4_5": {"use_bias": False},

@@ -4,15 +4,17 @@ the same numbers, and what llama.cpp does.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import gguf_files
 from helpers.gguf_files import ARCHITECTURES as WRITTEN
 from helpers.gguf_files import name_architecture, write_model
 from helpers.marks import thorough
-from torch import nn
+from torch import Tensor, nn
 
 import skipsearch as ss
 from models import test_gguf
@@ -26,13 +28,43 @@ from skipsearch.errors import ModelError, ModuleError, UnpackedWeightsWarning
 from skipsearch.models.kv_cache import Planner
 from skipsearch.models.loading import gguf_model
 from skipsearch.models.loading.gguf_architectures import ARCHITECTURES
+from skipsearch.models.loading.gguf_config import find_rotary_factor
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile, read_gguf
 from skipsearch.models.loading.gguf_model import open_gguf, unpack_stored_modules
 from skipsearch.models.loading.shipped_heads import ships_draft_head
 from skipsearch.models.stored_linear import StoredLinear
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+FALCON = {"hidden_size": 64, "ffn_hidden_size": 256, "num_attention_heads": 4}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+HALF_ROPE = {**ROPE, "partial_rotary_factor": 0.5}
+SIGMOID_EXPERTS = {
+    **EXPERTS,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "n_group": 4,
+    "topk_group": 2,
+}
+LATENT = {
+    **WIDE,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "rope_parameters": {
+        **ROPE,
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 24,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+    },
+}
 DELTA_NET = {
     **WIDE,
     "num_hidden_layers": 4,
@@ -173,7 +205,137 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_5_moe_text",
         {**DELTA_NET, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 64},
     ),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {**WIDE, **EXPERTS, "intermediate_size": 128, "moe_num_experts": 4, "moe_k": 2,
+         "moe_num_shared_experts": 2,
+         "moe_layer_start_index": 1, "num_hidden_layers": 4, "moe_layer_interval": 2,
+         "tie_word_embeddings": True},
+    ),
+    "hunyuan_v1_moe": (
+        "hunyuan_v1_moe", {**WIDE, "num_experts": 4, "moe_topk": 2},
+    ),
+    "minimax_m2": (
+        "minimax_m2",
+        {**WIDE, "num_local_experts": 4, "num_experts_per_tok": 2,
+         "rope_parameters": HALF_ROPE},
+    ),
+    "mimo_v2_flash": (
+        "mimo_v2_flash",
+        {**WIDE, **EXPERTS, "n_routed_experts": 8, "v_head_dim": 8, "sliding_window": 8,
+         "head_dim": 16, "attention_value_scale": 0.707, "num_key_value_heads": 2,
+         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+         "rope_parameters": {"full_attention": HALF_ROPE,
+                             "sliding_attention": {**HALF_ROPE, "rope_theta": 1e3}}},
+    ),
+    "dots1": (
+        "dots1",
+        {**WIDE, **SIGMOID_EXPERTS, "n_shared_experts": 1, "sliding_window": None},
+    ),
+    "exaone_moe": (
+        "exaone_moe",
+        {**WIDE, **SIGMOID_EXPERTS, "num_experts": 8, "num_shared_experts": 2,
+         "sliding_window": 8, "num_hidden_layers": 4},
+    ),
+    "afmoe": (
+        "afmoe",
+        {**WIDE, **EXPERTS, "num_experts": 4, "num_shared_experts": 2, "num_dense_layers": 1,
+         "route_scale": 1.7, "sliding_window": 8, "num_hidden_layers": 4, "mup_enabled": True},
+    ),
+    "apertus": ("apertus", {**WIDE, "rope_parameters": ROPE}),
+    "falcon_h1": (
+        "falcon_h1",
+        {**WIDE, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2,
+         "mamba_d_state": 16, "lm_head_multiplier": 0.7, "embedding_multiplier": 1.3,
+         "mlp_multipliers": [0.9, 1.2], "key_multiplier": 0.8, "attention_out_multiplier": 1.1,
+         "attention_in_multiplier": 0.95, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+         "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.85},
+    ),
+    "falcon_h1-norm": (
+        "falcon_h1",
+        {**WIDE, "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2,
+         "mamba_d_state": 16, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "mamba": (
+        "mamba", {"hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True},
+    ),
+    "falcon_mamba": (
+        "falcon_mamba", {"hidden_size": 64, "intermediate_size": 128, "tie_word_embeddings": True},
+    ),
+    "mamba2": (
+        "mamba2",
+        {"hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16,
+         "tie_word_embeddings": True},
+    ),
+    "jamba": (
+        "jamba",
+        {**WIDE, "head_dim": 16, "num_hidden_layers": 4, "num_experts": 4, "mamba_d_state": 8,
+         "num_experts_per_tok": 2, "attn_layer_period": 2, "attn_layer_offset": 1},
+    ),
+    "kimi_linear": (
+        "kimi_linear",
+        {**LATENT, **EXPERTS, "q_lora_rank": None, "num_experts": 8, "num_experts_per_token": 2,
+         "num_shared_experts": 1, "routed_scaling_factor": 1.5, "linear_head_dim": 32,
+         "linear_num_heads": 4, "rope_parameters": None,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {**LATENT, **SIGMOID_EXPERTS, "q_lora_rank": None, "n_shared_experts": 2, "n_group": 1,
+         "topk_group": 1, "norm_topk_prob": False},
+    ),
+    "deepseek_v2-groups": (
+        "deepseek_v2",
+        {**LATENT, **SIGMOID_EXPERTS, "n_shared_experts": 2, "norm_topk_prob": False,
+         "topk_method": "group_limited_greedy"},
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        {**LATENT, **SIGMOID_EXPERTS, "n_shared_experts": 1, "rope_parameters": ROPE,
+         "n_group": 1, "topk_group": 1},
+    ),
+    "youtu": ("youtu", {**LATENT, "rope_parameters": ROPE, "tie_word_embeddings": True}),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, **SIGMOID_EXPERTS, "n_shared_experts": 1}),
+    "nemotron": ("nemotron", {**WIDE, "rope_parameters": HALF_ROPE, "attention_bias": True,
+                              "mlp_bias": True}),
+    "jais2": ("jais2", WIDE),
+    "stablelm": ("stablelm", {**WIDE, "rope_parameters": HALF_ROPE, "use_qkv_bias": True}),
+    "stablelm-parallel": (
+        "stablelm",
+        {**WIDE, "rope_parameters": HALF_ROPE, "use_parallel_residual": True,
+         "qk_layernorm": True},
+    ),
+    "starcoder2": ("starcoder2", {**WIDE, "use_bias": True, "tie_word_embeddings": True}),
+    "phi": (
+        "phi",
+        {**WIDE, "intermediate_size": 256, "num_key_value_heads": 4, "rope_parameters": HALF_ROPE},
+    ),
+    "gpt_neox": ("gpt_neox", {**WIDE, "rope_parameters": HALF_ROPE}),
+    "gpt_neox-sequential": (
+        "gpt_neox",
+        {**WIDE, "rope_parameters": HALF_ROPE, "use_parallel_residual": False},
+    ),
+    "olmo": ("olmo", {**WIDE, "clip_qkv": 0.7}),
+    "gpt2": ("gpt2", {"hidden_size": 64, "tie_word_embeddings": True}),
+    "gpt_bigcode": ("gpt_bigcode", {"hidden_size": 64, "tie_word_embeddings": True}),
+    "bloom": ("bloom", {"hidden_size": 64, "tie_word_embeddings": True}),
+    "mpt": (
+        "mpt",
+        {"hidden_size": 64, "attn_config": {"clip_qkv": 0.7}, "tie_word_embeddings": False},
+    ),
+    "falcon": ("falcon", {**FALCON, "num_kv_heads": 1}),
+    "falcon-40b": (
+        "falcon",
+        {**FALCON, "num_kv_heads": 2, "new_decoder_architecture": True},
+    ),
+    "falcon-11b": (
+        "falcon",
+        {**FALCON, "num_kv_heads": 2, "new_decoder_architecture": True,
+         "num_ln_in_parallel_attn": 1},
+    ),
 }  # fmt: skip
+# A matrix of which files have parts, and one that its module multiplies itself.
+READ = (".kv_b_proj", ".dt_proj")
 # One of each kind of layer decodes in `make test`.
 QUICK = ("gemma4_text", "lfm2", "granitemoehybrid", "qwen3_5_text")
 DECODED = [*QUICK, *thorough(*(name for name in MODELS if name not in QUICK))]
@@ -209,7 +371,11 @@ def test_every_matrix_stays_in_the_file(name: str, tmp_path: Path) -> None:
     write_model(make_model(name), tmp_path / "m.gguf", "Q8_0")
     model = open_gguf(str(tmp_path / "m.gguf"), torch.float32).model
     modules = dict(model.named_modules())
-    read = [path for path, m in modules.items() if isinstance(m, nn.Linear) and m.out_features > 1]
+    read = [
+        path
+        for path, m in modules.items()
+        if isinstance(m, nn.Linear) and m.out_features > 1 and not path.endswith(READ)
+    ]
     assert not read
     assert any(isinstance(m, StoredLinear) for m in modules.values())
 
@@ -385,6 +551,52 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         r"pattern is \[1, 1, 0\], and",
     ),
     "shared": ("gemma4_text", {"gemma4.attention.shared_kv_layers": 99}, "make no|cannot be built"),
+    "groups of experts": ("dots1", {"dots1.expert_group_count": 3}, "not divide its 8 experts"),
+    "used groups": ("dots1", {"dots1.expert_group_used_count": 5}, "it has to be 1 to 4"),
+    "other scores": ("minimax_m2", {"minimax-m2.expert_gating_func": 1}, "only if it is 2: take"),
+    "plain weights": ("afmoe", {"afmoe.expert_weights_norm": False}, "norm is False, and files"),
+    "activations": ("apertus", {"xielu.beta": [1.0, 2.0]}, "xielu.beta has to be a list of 3"),
+    "angles of windows": (
+        "exaone_moe",
+        {"exaone-moe.rope.freq_base_swa": 7.0},
+        "swa is 7.0, and files are read only if it is 10000.0",
+    ),
+    "epsilon": ("olmo", {"olmo.attention.layer_norm_epsilon": 1e-6}, "only if it is 1e-05"),
+    "parallel": ("stablelm", {"stablelm.use_parallel_residual": True}, "holds the tensor"),
+    "key heads of Falcon": ("falcon", {"falcon.attention.head_count_kv": 3}, "not divide its"),
+    "keys of latents": (
+        "deepseek_v3",
+        {"deepseek2.attention.key_length_mla": 16},
+        "keys of 16 numbers have no part that is not turned",
+    ),
+    "values of latents": ("deepseek_v3", {"deepseek2.attention.value_length_mla": 32}, "needs"),
+    "weights": (
+        "deepseek_v2",
+        {"deepseek2.expert_weights_norm": True},
+        "norm is True, and files are read only if it is False",
+    ),
+    "temperature": (
+        "deepseek_v3",
+        {"deepseek2.attention.temperature_scale": 0.5},
+        "temperature_scale is 0.5, and",
+    ),
+    "magnitude": (
+        "deepseek_v3",
+        {"deepseek2.rope.scaling.yarn_log_multiplier": 0.0},
+        "multiplier is 0; it has to be",
+    ),
+    "periods": (
+        "jamba",
+        {"jamba.attention.head_count_kv": [0, 2, 2, 0]},
+        r"the layers \[1, 2\], which attend or have experts, follow no period",
+    ),
+    "heads of Mamba": ("mamba2", {"mamba2.ssm.time_step_rank": 7}, "make no|needs"),
+    "slopes": ("mpt", {"mpt.attention.max_alibi_bias": 4.0}, "bias is 4.0, and files are read"),
+    "key heads of windows": (
+        "mimo_v2_flash",
+        {"mimo2.attention.head_count_kv": [2, 2, 4]},
+        r"is \[2, 2, 4\], and layers with a window have to have twice as many",
+    ),
     "turned": ("gemma4_text", {"gemma4.attention.key_length": 16}, "needs|only if it is 16"),
 }
 
@@ -396,6 +608,53 @@ def test_metadata_that_fit_no_model_are_refused(case: str, tmp_path: Path) -> No
     with pytest.raises(GGUFError, match=sentence) as error:
         open_gguf(str(tmp_path / "m.gguf"), torch.float32)
     assert "\n" not in str(error.value)
+
+
+def test_the_first_files_of_deepseek_have_keys_and_values_in_one_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, convert = make_model("deepseek_v3"), gguf_files._convert
+    tokens = torch.tensor([PROMPT])
+
+    def keep(name: str, value: Tensor, *rest: Any) -> Iterator[tuple[str, Tensor]]:
+        if "kv_b_proj" not in name:
+            yield from convert(name, value, *rest)
+            return
+        yield f"blk.{name.split('.')[2]}.attn_kv_b.weight", value
+
+    monkeypatch.setattr(gguf_files, "_convert", keep)
+    write_model(reference, tmp_path / "m.gguf")
+    file, name = read_gguf(tmp_path / "m.gguf"), "deepseek2.attention"
+    for key in ("key_length", "value_length"):
+        file.metadata[f"{name}.{key}"] = file.metadata.pop(f"{name}.{key}_mla")
+    monkeypatch.setattr(gguf_model, "read_gguf", lambda path: file)
+    stored = open_gguf(str(tmp_path / "m.gguf"), torch.float32).model
+    torch.testing.assert_close(stored(tokens).logits, reference(tokens).logits)
+    file.metadata["deepseek2.expert_count"] = 256
+    del file.metadata["deepseek2.expert_group_count"]
+    with pytest.raises(GGUFError, match="takes experts of groups: take a newer file"):
+        open_gguf(str(tmp_path / "m.gguf"), torch.float32)
+
+
+def test_transformers_counts_as_many_rotated_numbers_as_a_file() -> None:
+    for head_dim in range(2, 514, 2):
+        for n_rotary in range(2, head_dim + 1, 2):
+            assert int(head_dim * find_rotary_factor(n_rotary, head_dim)) == n_rotary
+
+
+def test_the_first_files_of_phi_have_queries_keys_and_values_in_one_matrix(tmp_path: Path) -> None:
+    reference, tokens = make_model("phi"), torch.tensor([PROMPT])
+    write_model(reference, tmp_path / "m.gguf", joined=("phi2",))
+    stored = open_gguf(str(tmp_path / "m.gguf"), torch.float32).model
+    torch.testing.assert_close(stored(tokens).logits, reference(tokens).logits)
+
+
+def test_a_file_of_falcon_h1_needs_a_head(tmp_path: Path) -> None:
+    family, changes = MODELS["falcon_h1"]
+    model = new_random_model(family, **{**changes, "tie_word_embeddings": True}).float()
+    write_model(model, tmp_path / "m.gguf")
+    with pytest.raises(GGUFError, match=r"no tensor output\.weight, and the factor"):
+        open_gguf(str(tmp_path / "m.gguf"), torch.float32)
 
 
 def test_every_architecture_of_the_table_has_a_tiny_model() -> None:
@@ -425,6 +684,41 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {},
     "nemotron_h": {},
     "nemotron_h-experts": {},
+    "ernie4_5_moe": {"moe_layer_interval": 1},
+    "hunyuan_v1_moe": {},
+    "minimax_m2": {},
+    "mimo_v2_flash": {},
+    "dots1": {"num_key_value_heads": 4},
+    "exaone_moe": {"num_shared_experts": 1},
+    "afmoe": {},
+    "apertus": {},
+    "falcon_h1": {},
+    "falcon_h1-norm": {},
+    "mamba": {},
+    "falcon_mamba": {},
+    "mamba2": {},
+    "jamba": {},
+    "kimi_linear": {},
+    "deepseek_v2": {"q_lora_rank": 32},
+    "deepseek_v3": {},
+    "glm4_moe_lite": {},
+    "youtu": {},
+    "nemotron": {},
+    "jais2": {},
+    "stablelm": {},
+    "stablelm-parallel": {},
+    "starcoder2": {},
+    "phi": {},
+    "gpt_neox": {},
+    "gpt_neox-sequential": {},
+    "olmo": {},
+    "gpt2": {},
+    "gpt_bigcode": {},
+    "bloom": {},
+    "mpt": {},
+    "falcon": {},
+    "falcon-40b": {},
+    "falcon-11b": {},
 }
 # What files have for images, and llama.cpp asks for.
 SECTIONS = {f"{name}.rope.dimension_sections": [2, 1, 1, 0] for name in ("qwen35", "qwen35moe")}

@@ -22,7 +22,7 @@ from skipsearch.errors import ModuleError
 from skipsearch.models.loading.shipped_heads import ships_draft_head
 from skipsearch.tuning.calibration import load_shipped_drafts
 
-FAMILIES = ("qwen3_5_text", "glm4_moe", *thorough("qwen3_next", "qwen3_5_moe_text"))
+FAMILIES = ("qwen3_5_text", "glm4_moe", *thorough("deepseek_v3", "qwen3_next", "qwen3_5_moe_text"))
 # Names of the head's own tensors in a file.
 NAMES = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head_norm"}
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32,
@@ -69,7 +69,7 @@ def test_the_head_stays_in_its_blocks_and_changes_no_token(family: str, tmp_path
     assert model.spec.engine == "native"
     head = load_head_of(model)
     assert isinstance(head.module.layers[0].eh_proj, PackedLinear)
-    assert isinstance(head.module.layers[0].mtp_block.self_attn.q_proj, PackedLinear)
+    assert isinstance(head.module.layers[0].mtp_block.self_attn.o_proj, PackedLinear)
     drafted = accepted = 0
     for prompt in PROMPTS:
         plain = Decoder(model).generate(prompt, 24, ignore_eos=True)

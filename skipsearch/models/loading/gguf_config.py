@@ -5,6 +5,7 @@ The keys are those of llama.cpp: gguf-py/gguf/constants.py and each model's conv
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -17,6 +18,7 @@ from skipsearch.models.loading.gguf_architectures import (
     Architecture,
     Settings,
 )
+from skipsearch.models.loading.gguf_architectures.shared import cut_to_layers
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 from skipsearch.models.loading.gguf_tokenizer import find_special_token
 from skipsearch.models.third_party import first_line_of
@@ -66,6 +68,7 @@ def _require_same_windows(file: GGUFFile, config: Any) -> None:
     if pattern is None or kinds is None:
         return
     slides = [kind == "sliding_attention" for kind in kinds]
+    pattern = cut_to_layers(file, pattern, len(kinds))
     if isinstance(pattern, int):  # the last of as many layers sees all of the text
         pattern = [bool(pattern) and (i + 1) % pattern != 0 for i in range(len(kinds))]
     if not isinstance(pattern, list) or [bool(slide) for slide in pattern] != slides:
@@ -86,11 +89,15 @@ def read_architecture(file: GGUFFile) -> Architecture:
     name = file.get("general.architecture", str, "")
     if name not in ARCHITECTURES:
         raise GGUFError(
-            f"{file.name} holds a model of the architecture {name[:40]!r}; GGUF files are "
-            f"read for {', '.join(ARCHITECTURES)}: take the model's folder instead"
+            f"{file.name} holds a model of the architecture {name[:40]!r}, and docs/models.md has "
+            "those that are read: take the model's folder instead"
         )
-    key, variant = VARIANTS.get(name, ("", ARCHITECTURES[name]))
-    return variant if key and file.get(f"{name}.{key}", int, 0) > 0 else ARCHITECTURES[name]
+    if name in VARIANTS:
+        key, least, variant = VARIANTS[name]
+        value = file.metadata.get(f"{name}.{key}")
+        if (value if isinstance(value, bool) else file.get(f"{name}.{key}", int, 0)) >= least:
+            return variant
+    return ARCHITECTURES[name]
 
 
 def _count_layers(file: GGUFFile) -> int:
@@ -112,13 +119,20 @@ def _read_common(file: GGUFFile, row: Architecture) -> Settings:
     def number(key: str, low: int = 1, high: int = 1 << 24) -> int:
         return _read_number(file, f"{architecture}.{key}", low, high, row.layers_differ)
 
-    hidden_size, heads = number("embedding_length"), number("attention.head_count", high=1 << 16)
+    hidden_size = number("embedding_length")
+    heads = number("attention.head_count", high=1 << 16) if row.attends else 1
     has_head_dim = f"{architecture}.attention.key_length" in file.metadata
     head_dim = number("attention.key_length") if has_head_dim else hidden_size // heads
+    if row.has_latents:
+        head_dim = number("rope.dimension_count", high=1 << 16)
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise GGUFError(f"{file.name} has no tensor token_embd.weight; download the file again")
-    for key, neutral in {**NEUTRAL, "attention.value_length": head_dim}.items():
+    theta = file.metadata.get(f"{architecture}.rope.freq_base", 10000.0)
+    others = {} if row.has_latents or row.values_differ else {"attention.value_length": head_dim}
+    if not row.windows_turn:
+        others["rope.freq_base_swa"] = theta
+    for key, neutral in {**NEUTRAL, **others}.items():
         if (value := file.metadata.get(f"{architecture}.{key}", neutral)) != neutral:
             raise GGUFError(
                 f"{file.name}: {architecture}.{key} is {str(value)[:40]}, and files are read only "
@@ -134,7 +148,9 @@ def _read_common(file: GGUFFile, row: Architecture) -> Settings:
         "hidden_size": hidden_size,
         "intermediate_size": number(
             "feed_forward_length" if has_width else "expert_feed_forward_length"
-        ),
+        )
+        if row.attends
+        else hidden_size,
         "num_hidden_layers": _count_layers(file),
         "num_attention_heads": heads,
         "num_key_value_heads": number("attention.head_count_kv") if has_kv else heads,
@@ -223,8 +239,15 @@ def _read_rope(file: GGUFFile, architecture: str, head_dim: int, partly_rotated:
             f"from {least} to {head_dim}: take the model's folder instead"
         )
     if partly_rotated:
-        rope["partial_rotary_factor"] = n_rotary / head_dim
+        rope["partial_rotary_factor"] = find_rotary_factor(n_rotary, head_dim)
     return rope
+
+
+def find_rotary_factor(n_rotary: int, head_dim: int) -> float:
+    """Return the factor by which transformers counts the rotated numbers of a head."""
+    factor = n_rotary / head_dim
+    is_short = int(head_dim * factor) < n_rotary  # the product may be rounded down
+    return math.nextafter(factor, 1.0) if is_short else factor
 
 
 def rotary_factors(file: GGUFFile) -> Tensor | None:

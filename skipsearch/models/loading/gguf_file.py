@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -64,6 +64,11 @@ class GGUFMatrix:
     data: Bytes  # [out, row bytes]
     row_order: Tensor | None = None  # the row of `data` for each output; None: the same
     column_order: Tensor | None = None  # the same of inputs, for engines that unpack
+
+    def take_rows(self, first: int, count: int) -> GGUFMatrix:
+        """Return a part of the rows, of a matrix in the order of the file."""
+        data = self.data[first : first + count]
+        return replace(self, shape=(count, self.shape[1]), data=data)
 
     def row_addresses(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return the address of each output's bytes, valid as long as `data`."""

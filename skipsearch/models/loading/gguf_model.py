@@ -20,6 +20,7 @@ from skipsearch.models.adapter import ModelSpec
 from skipsearch.models.experts import name_input_weight
 from skipsearch.models.families.table import family_of
 from skipsearch.models.loading.gguf_architectures import Source
+from skipsearch.models.loading.gguf_architectures.shared import list_numbers
 from skipsearch.models.loading.gguf_config import (
     read_architecture,
     read_config,
@@ -41,7 +42,13 @@ from skipsearch.models.stored_linear import (
 from skipsearch.models.third_party import first_line_of, silence_transformers
 
 SUFFIX = ".gguf"
-LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")  # of parameters of transformers
+# Of parameters of transformers.
+LAYER = re.compile(
+    r"(?:model\.layers|gpt_neox\.layers|backbone\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)"
+)
+READ = (".dt_proj",)  # small matrices that modules multiply themselves
+HEADS = ("lm_head", "embed_out")
+TABLE = "token_embd.weight"
 # Weights of modules that read them from the file.
 IN_STORED_MODULES = (
     ".table.weight",
@@ -277,6 +284,13 @@ class _ParameterReader:
         code = next(code for code, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
         return gguf.get_tensor_name_map(code, self.n_layers or self.config.num_hidden_layers)
 
+    def find_layer(self, path: str) -> int:
+        """Return the number of the layer that a module is in. Raises: GGUFError."""
+        match = LAYER.fullmatch(path)
+        if match is None:
+            raise GGUFError(f"{self.file.name} has no layer for {path} of its model")
+        return int(match[1])
+
     def find_source(self, parameter: str) -> Source:
         """Return the tensors of a parameter, with their whole names. Raises: GGUFError."""
         layer, ending = "", parameter
@@ -304,15 +318,17 @@ class _ParameterReader:
             return StoredEmbedding(self.file.matrix(name, shape), module, self.dtype)
         if path.endswith(".experts"):
             return self._open_experts(path, module)
-        if not isinstance(module, nn.Linear) or module.out_features == 1:
+        linear_shape = _find_linear_shape(module)
+        if linear_shape is None or linear_shape[0] == 1 or path.endswith(READ):
             return None
-        is_tied = path == "lm_head" and self.config.tie_word_embeddings
-        source = self.find_source("model.embed_tokens.weight" if is_tied else f"{path}.weight")
-        outputs, inputs = module.out_features, module.in_features
+        outputs, inputs = linear_shape
+        is_tied = path in HEADS and self.config.tie_word_embeddings
+        source = Source((TABLE,)) if is_tied else self.find_source(f"{path}.weight")
         if len(source.tensors) > 1:
             return self._stack(source, outputs, inputs) if module.bias is None else None
+        first, total = source.part(self.config) if source.part is not None else (0, outputs)
         matrix = replace(
-            self.file.matrix(source.tensors[0], (outputs, inputs)),
+            self.file.matrix(source.tensors[0], (total, inputs)).take_rows(first, outputs),
             row_order=source.rows and source.rows(self.config, outputs),
             column_order=source.columns and source.columns(self.config, inputs),
         )
@@ -342,7 +358,7 @@ class _ParameterReader:
         if module.is_transposed:
             hidden, twice_width = twice_width, hidden
         width = twice_width // 2 if module.has_gate else twice_width
-        layer = f"blk.{path.split('.')[2]}.ffn_"
+        layer = f"blk.{self.find_layer(path)}.ffn_"
         order = None
         if (fused := f"{layer}gate_up_exps.weight") in self.file.tensors:
             gate_up = [self.file.stacked_matrix(fused, (n, twice_width, hidden))]
@@ -358,6 +374,12 @@ class _ParameterReader:
     def read_numbers(self, parameter: str, shape: tuple[int, ...]) -> Tensor:
         """Return a parameter or a buffer in float32. Raises: GGUFError."""
         source = self.find_source(parameter)
+        if source.key is not None:
+            return self._read_setting(parameter, source.key, shape)
+        if source.part is not None:
+            first, total = source.part(self.config)
+            whole = self.file.tensor(source.tensors[0], (total, *shape[1:]))
+            return whole[first : first + shape[0]]
         if len(source.tensors) == 1:
             parts = [self.file.tensor(source.tensors[0], shape)]
         else:
@@ -366,12 +388,13 @@ class _ParameterReader:
                 self.file.tensor(name, own)
                 for name, own in zip(source.tensors, shapes, strict=True)
             ]
-            if len({own[1:] for own in shapes}) > 1:
-                raise GGUFError(
-                    f"{self.file.name}: the tensors {' and '.join(source.tensors)} do not fit "
-                    "together; download the file again"
-                )
-        numbers = torch.cat(parts) if source.join is None else source.join(parts)
+        try:
+            numbers = torch.cat(parts) if source.join is None else source.join(parts)
+        except (IndexError, RuntimeError):
+            raise GGUFError(
+                f"{self.file.name}: the tensors {' and '.join(source.tensors)} do not fit "
+                "together; download the file again"
+            ) from None
         if numbers.shape != shape:
             raise GGUFError(
                 f"{self.file.name}: the tensors {' and '.join(source.tensors)} make "
@@ -387,6 +410,24 @@ class _ParameterReader:
         ):
             numbers = numbers - 1
         return numbers
+
+    def _read_setting(self, parameter: str, key: str, shape: tuple[int, ...]) -> Tensor:
+        """Return the number of a layer in a list of the metadata. Raises: GGUFError."""
+        number = list_numbers(self.file, key, self.config.num_hidden_layers)[
+            self.find_layer(parameter)
+        ]
+        if not isinstance(number, float) or not math.isfinite(number):
+            raise GGUFError(f"{self.file.name}: {key} has to hold numbers; download the file again")
+        return torch.full(shape, number)
+
+
+def _find_linear_shape(module: Any) -> tuple[int, int] | None:
+    """Return (outputs, inputs) of a linear module; None for another module."""
+    from transformers.pytorch_utils import Conv1D  # has its weight transposed
+
+    if isinstance(module, Conv1D):
+        return module.nf, module.nx
+    return (module.out_features, module.in_features) if isinstance(module, nn.Linear) else None
 
 
 def _scale_rotary(file: GGUFFile, model: nn.Module) -> None:

@@ -67,6 +67,17 @@ _DEEPSEEK_V3 = (
     r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}",
 )
+_JAIS2 = _LLAMA3.removesuffix(r"\s+(?!\S)|\s+") + "|".join(
+    [*(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")), r"\s{1}"]
+)
+_EXAONE_MOE = (
+    rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_YOUTU = (
+    "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+",
+    _split_by_case(_SHORT + "?", r"\p{N}", r"[\r\n/]*"),
+)
 # llama.cpp's, for a file without a name.
 DEFAULT = PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 
@@ -107,6 +118,9 @@ _BY_NAMES = {
     "kimi-k2": PreTokenizer(
         (r"\p{Han}+|" + _split_by_case(_SHORT + "?", r"\p{N}{1,3}", r"[\r\n]*", r"&&[^\p{Han}]"),)
     ),
+    "jais-2": PreTokenizer((_JAIS2,)),
+    "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
+    "youtu": PreTokenizer(_YOUTU, keeps_words=True),
     "superbpe": PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     "bloom poro-chat gpt3-finnish": PreTokenizer((_WORDS_OF_BLOOM,)),
     "viking": PreTokenizer((_WORDS_OF_BLOOM, _DIGIT)),
