@@ -43,6 +43,18 @@ def commands() -> str:
     return table("command", "what it does", found)
 
 
+# Why architectures that transformers has a decoder class for have no row.
+WITHOUT_ROW = {
+    "files do not hold all that the class needs": {"bitnet", "minicpm3"},
+    "its experts are no module that a file can fill": {"llama4"},
+    "transformers and llama.cpp choose experts otherwise": {"phimoe"},
+    "no converter writes such files": {"gptj"},
+    "[its family is not decoded](#what-decodes-and-what-is-refused)": {
+        *("bert", "dbrx", "gemma3n", "glm-dsa")
+    },
+}
+
+
 def gguf_architectures() -> str:
     """How files of each architecture that llama.cpp names are opened."""
     import gguf
@@ -62,7 +74,10 @@ def gguf_architectures() -> str:
         "`native` alone": native,
         "`native`, with modules of transformers": {*ARCHITECTURES} - native,
         "one of these, and compared with llama.cpp": compared,
-        "none (refused): they have no row yet": others,
+        **{f"refused: {why}": names for why, names in WITHOUT_ROW.items()},
+        "refused: transformers has no decoder class for it": others.difference(
+            *WITHOUT_ROW.values()
+        ),
     }
     lines = ["| opened by | architectures |", "|---|---|"]
     lines += [
