@@ -46,7 +46,7 @@ SUFFIX = ".gguf"
 LAYER = re.compile(
     r"(?:model\.layers|gpt_neox\.layers|backbone\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)"
 )
-READ = (".dt_proj",)  # small matrices that modules multiply themselves
+UNPACKED_MODULES = (".dt_proj",)  # small matrices that modules multiply themselves
 HEADS = ("lm_head", "embed_out")
 TABLE = "token_embd.weight"
 # Weights of modules that read them from the file.
@@ -319,7 +319,7 @@ class _ParameterReader:
         if path.endswith(".experts"):
             return self._open_experts(path, module)
         linear_shape = _find_linear_shape(module)
-        if linear_shape is None or linear_shape[0] == 1 or path.endswith(READ):
+        if linear_shape is None or linear_shape[0] == 1 or path.endswith(UNPACKED_MODULES):
             return None
         outputs, inputs = linear_shape
         is_tied = path in HEADS and self.config.tie_word_embeddings
