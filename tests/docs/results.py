@@ -201,13 +201,13 @@ def _read_whole_answers(path: Path) -> dict[str, Any]:
 def whole_answers_table() -> str:
     """Whole answers of two pretrained models: plain, drafted, and by llama.cpp."""
     heads = ("task, model", "prompts", "plain", *(f"{name}" for name in BARS.values()))
-    heads += ("masks judged", "predicted", "chosen")
+    heads += ("masks judged", "chosen")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for entry in map(_read_whole_answers, WHOLE_ANSWERS):
         rows = {row["system"]: row for row in entry["bench"]["rows"]}
         cells = [f"{TASK_NAMES[entry['task']]}, {entry['name']}", rows["plain"]["prompts"]]
         cells += [f"{rows['plain']['ms_per_token']:.1f} ms", *(speedup(rows[s]) for s in BARS)]
-        cells += [entry["masks"], f"{entry['predicted']:.2f}", entry["recipe"]]
+        cells += [entry["masks"], entry["recipe"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
