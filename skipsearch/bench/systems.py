@@ -134,8 +134,8 @@ def make_systems(
     systems: list[System] = []
     llama: LlamaCpp | None = None
     for name in names:
-        kind, _, other = name.partition("@")
         is_file = name.endswith(".yaml")
+        kind, _, other = ("profile", "", "") if is_file else name.partition("@")
         if name not in SYSTEMS and not is_file:
             raise DecodeError(unknown_name("system", name, SYSTEMS))
         if names.count(name) > 1:
@@ -155,11 +155,9 @@ def make_systems(
                 ExternalSystem(name, "llama.cpp", theirs, LlamaGenerate(name, llama))
             )  # the weights of `theirs` have as many bytes as llama.cpp's
             continue
-        if kind in PROFILE_SYSTEMS and profile is None:
-            raise DecodeError(f"the system `{name}` needs --profile FILE")
-        if is_file:
-            kind, other = "profile", ""
         used = load_profile(name) if is_file else profile
+        if kind in PROFILE_SYSTEMS and used is None:
+            raise DecodeError(f"the system `{name}` needs --profile FILE")
         model = load_model(other or engine)
         recipe = (
             _recipe_from_profile(name, kind, used, model)

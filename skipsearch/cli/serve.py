@@ -209,9 +209,7 @@ def serve(
     draft_bytes = 0 if loaded is None or loaded.measured is None else loaded.measured.draft_bytes
     err.print(describe_memory(adapter, limits, draft_bytes, decoder.loop.draft_models), style="dim")
     sampling = adapter.spec.sampling_defaults if generation_config == "auto" else {}
-    named = ", ".join(f"{name} {value}" for name, value in sampling.items())
-    if "temperature" not in sampling:
-        named = ", ".join(filter(None, ["temperature 1", named]))
+    named = ", ".join(f"{name} {value}" for name, value in {"temperature": 1, **sampling}.items())
     origin = ", as the model's author recommends (--generation-config none turns that off)"
     err.print(f"requests that name no other have {named}{origin if sampling else ''}", style="dim")
     with err.even_if_quiet():  # with --quiet too: the user needs the address

@@ -178,7 +178,7 @@ class Searcher(Protocol):
         """Return a mask to judge; None if there is nothing left to propose.
 
         The mask is neither judged nor pending. Asking changes nothing: the same call returns the
-        same mask until a trial is told.
+        same mask until the next `tell`.
         """
 
     def tell(self, trial: Trial) -> None:

@@ -176,7 +176,7 @@ MAMBA1: Attributes = {
     "ssm_inner_size": lambda config: config.expand * config.hidden_size,
 }
 WITHOUT_ATTENTION = ("mamba", "mamba2")
-# What the files of architectures say besides.
+# Architecture -> what files say that only a few have.
 EXTRA_SETTINGS: dict[str, Attributes] = {
     "kimi-linear": {
         "expert_shared_count": "n_shared_experts",

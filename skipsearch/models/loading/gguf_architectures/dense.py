@@ -18,21 +18,14 @@ from skipsearch.models.loading.gguf_architectures.shared import (
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 
 EXAONE4_PERIOD = 4  # the last of as many layers sees all of the text
-
-
 GEMMA2_27B_LAYERS = 46  # attention is scaled by the width of all heads in these two alone
-
-
 GEMMA3_27B_LAYERS = 62
-
 
 GEMMA4: Mapping[str, Sequence[Source]] = {
     "layer_scalar": [Source(("layer_output_scale.weight",))],
     "router.scale": [Source(("ffn_gate_inp.scale",))],
     "router.per_expert_scale": [Source(("ffn_down_exps.scale",))],
 }
-
-
 APERTUS: Mapping[str, Sequence[Source]] = {
     f"mlp.act_fn.{name}": [Source((), key=f"xielu.{name}")]
     for name in ("alpha_p", "alpha_n", "beta", "eps")
@@ -90,7 +83,7 @@ def _add_olmo3(file: GGUFFile, settings: Settings) -> None:
     rope = settings["rope_parameters"]
     settings |= {
         "sliding_window": file.require_int("olmo2.attention.sliding_window"),
-        "layer_types": name_sliding(list_sliding(file, "olmo2", settings["num_hidden_layers"])),
+        "layer_types": name_sliding(list_sliding(file, settings["num_hidden_layers"])),
         "rope_parameters": {
             "full_attention": rope,
             "sliding_attention": {"rope_type": "default", "rope_theta": rope["rope_theta"]},
@@ -163,7 +156,7 @@ def _add_gemma3(file: GGUFFile, settings: Settings) -> None:
 
 def _add_gemma4(file: GGUFFile, settings: Settings) -> None:
     n_layers, full_rope = settings["num_hidden_layers"], settings["rope_parameters"]
-    slides, names = list_sliding(file, "gemma4", n_layers), file.tensors
+    slides, names = list_sliding(file, n_layers), file.tensors
     n_shared = file.get("gemma4.attention.shared_kv_layers", int, 0)
     for i in range(max(n_layers - n_shared, 0), n_layers):  # they read the K/V of earlier layers
         file.read_names |= {f"blk.{i}.attn_{part}.weight" for part in ("k", "v", "k_norm")}

@@ -75,7 +75,7 @@ def _add_exaone_moe(file: GGUFFile, settings: Settings) -> None:
     settings |= {
         "num_shared_experts": settings.pop("n_shared_experts"),
         "sliding_window": file.require_int("exaone-moe.attention.sliding_window"),
-        "layer_types": name_sliding(list_sliding(file, "exaone-moe", n_layers)),
+        "layer_types": name_sliding(list_sliding(file, n_layers)),
     }
 
 
@@ -96,7 +96,7 @@ def _add_afmoe(file: GGUFFile, settings: Settings) -> None:
 def _add_mimo2(file: GGUFFile, settings: Settings) -> None:
     add_sigmoid_experts(file, settings, shared=False)
     n_layers, rope = settings["num_hidden_layers"], settings["rope_parameters"]
-    slides = list_sliding(file, "mimo2", n_layers)
+    slides = list_sliding(file, n_layers)
     key_heads = list_numbers(file, "mimo2.attention.head_count_kv", n_layers)
     n_full = key_heads[slides.index(False)]
     if key_heads != [n_full * (1 + slide) for slide in slides]:

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
 from skipsearch.models.loading.gguf_architectures.shared import (
-    MAX_EXPERTS,
     SCORE_BIAS,
-    add_experts,
-    add_groups,
+    add_grouped_experts,
     add_sigmoid_experts,
+    find_decay,
     list_attending,
-    log_of_negative,
     require_value,
 )
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
@@ -55,8 +53,7 @@ KIMI_LINEAR: Mapping[str, Sequence[Source]] = {
             tuple(f"ssm_conv1d_{part}.weight" for part in ("q", "k", "v")), join=_join_convolutions
         )
     ],
-    "self_attn.forget_gate.A_log": [Source(("ssm_a",), join=log_of_negative)],
-    "self_attn.forget_gate.dt_bias": [Source(("ssm_dt.bias",))],
+    **find_decay("self_attn.forget_gate"),
     "self_attn.forget_gate.f_a_proj.weight": [Source(("ssm_f_a.weight",))],
     "self_attn.forget_gate.f_b_proj.weight": [Source(("ssm_f_b.weight",))],
 }
@@ -101,18 +98,11 @@ def _add_deepseek_v2(file: GGUFFile, settings: Settings) -> None:
     if not file.get("deepseek2.expert_count", int, 0):
         settings["first_k_dense_replace"] = settings["num_hidden_layers"]
         return
-    add_experts(file, settings, False, in_groups=True)
-    add_groups(file, settings)
-    _require_groups(file, settings)
     require_value(file, "expert_weights_norm", False)
+    add_grouped_experts(file, settings)
+    _require_groups(file, settings)
     settings |= {
         "n_routed_experts": settings.pop("num_experts"),
-        "n_shared_experts": file.require_int("deepseek2.expert_shared_count", 1, MAX_EXPERTS),
-        "moe_intermediate_size": file.require_int("deepseek2.expert_feed_forward_length"),
-        "first_k_dense_replace": file.get("deepseek2.leading_dense_block_count", int, 0),
-        "routed_scaling_factor": file.require_float(
-            "deepseek2.expert_weights_scale", 1.0, 1e-9, 1e9
-        ),
         # By the best expert of a group, as its publisher has it. llama.cpp takes the best two.
         "topk_method": "group_limited_greedy" if settings["n_group"] > 1 else "greedy",
     }

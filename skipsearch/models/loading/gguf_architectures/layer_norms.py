@@ -14,6 +14,8 @@ from skipsearch.models.loading.gguf_architectures.shared import (
     JOINED_QKV,
     add_attention_bias,
     add_nothing,
+    group_by_key_head,
+    read_clip,
     require_value,
 )
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
@@ -33,8 +35,7 @@ def _order_by_key_head(config: Any, length: int) -> Tensor:
     """Return the order of rows that files have as queries, keys, values, and models by key head."""
     heads, kv_heads = config.num_attention_heads, _count_key_heads(config)
     widths = [length * n // (heads + 2 * kv_heads) for n in (heads, kv_heads, kv_heads)]
-    parts = torch.arange(length).split(widths)
-    return torch.cat([part.view(kv_heads, -1) for part in parts], dim=1).flatten()
+    return group_by_key_head(length, widths, kv_heads)
 
 
 def _count_key_heads(config: Any) -> int:
@@ -81,9 +82,8 @@ FALCON: Mapping[str, Sequence[Source]] = {
 
 
 def _add_nemotron(file: GGUFFile, settings: Settings) -> None:
-    add_attention_bias(file, settings)
+    _add_jais2(file, settings)
     settings["norm_eps"] = settings.pop("layer_norm_eps")
-    settings["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
 
 
 def _add_jais2(file: GGUFFile, settings: Settings) -> None:
@@ -122,14 +122,13 @@ def _add_gpt_neox(file: GGUFFile, settings: Settings) -> None:
 
 def _add_olmo(file: GGUFFile, settings: Settings) -> None:
     add_attention_bias(file, settings)
-    epsilon, clamp = settings.pop("layer_norm_eps"), "olmo.attention.clamp_kqv"
+    epsilon = settings.pop("layer_norm_eps")
     if abs(epsilon - OLMO_EPSILON) > 1e-3 * OLMO_EPSILON:
         raise GGUFError(
             f"{file.name}: olmo.attention.layer_norm_epsilon is {epsilon:g}, and files are read "
             f"only if it is {OLMO_EPSILON:g}: take the model's folder instead"
         )
-    if file.get(clamp, float, 0.0):
-        settings["clip_qkv"] = file.require_float(clamp, None, 1e-9, 1e9)
+    settings |= read_clip(file)
 
 
 def _add_falcon(file: GGUFFile, settings: Settings) -> None:
@@ -168,10 +167,7 @@ def _add_mpt(file: GGUFFile, settings: Settings) -> None:
     _keep_positions(settings)
     # transformers takes no other number, whatever the config says.
     require_value(file, "attention.max_alibi_bias", 8.0)
-    attention: Settings = {}
-    if file.get(clamp := "mpt.attention.clamp_kqv", float, 0.0):
-        attention["clip_qkv"] = file.require_float(clamp, None, 1e-9, 1e9)
-    settings |= {"max_seq_len": settings["max_position_embeddings"], "attn_config": attention}
+    settings |= {"max_seq_len": settings["max_position_embeddings"], "attn_config": read_clip(file)}
 
 
 def _keep_positions(settings: Settings) -> None:

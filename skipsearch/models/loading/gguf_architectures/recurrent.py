@@ -16,10 +16,11 @@ from skipsearch.models.loading.gguf_architectures.experts import (
 )
 from skipsearch.models.loading.gguf_architectures.row import Architecture, Settings, Source
 from skipsearch.models.loading.gguf_architectures.shared import (
-    MAX_EXPERTS,
     add_attention_bias,
     add_experts,
-    add_groups,
+    add_grouped_experts,
+    find_decay,
+    group_by_key_head,
     list_attending,
     list_numbers,
     log_of_negative,
@@ -47,25 +48,16 @@ def _order_by_key_head(config: Any, length: int) -> Tensor:
     keys = config.linear_num_key_heads
     widths = [keys * config.linear_key_head_dim] * 2
     widths += [(length - sum(widths)) // 2] * 2
-    parts = torch.arange(length).split(widths)
-    return torch.cat([part.view(keys, -1) for part in parts], dim=1).flatten()
-
-
-DELTA_NET: Mapping[str, Sequence[Source]] = {
-    "linear_attn.A_log": [Source(("ssm_a",), join=log_of_negative)],
-    "linear_attn.dt_bias": [Source(("ssm_dt.bias",))],
-}
+    return group_by_key_head(length, widths, keys)
 
 
 QWEN3_NEXT: Mapping[str, Sequence[Source]] = {
-    **DELTA_NET,
+    **find_decay("linear_attn"),
     "linear_attn.in_proj_qkvz.weight": [
         Source(("attn_qkv.weight", "attn_gate.weight"), rows=_order_by_key_head),
         Source(("ssm_in.weight",)),  # of the first files
     ],
 }
-
-
 QWEN35: Mapping[str, Sequence[Source]] = {
     "linear_attn.A_log": [Source(("ssm_a",), rows=_order_value_heads, join=log_of_negative)],
     "linear_attn.out_proj.weight": [Source(("ssm_out.weight",), columns=_order_value_heads)],
@@ -81,8 +73,6 @@ QWEN35: Mapping[str, Sequence[Source]] = {
         )
     },
 }
-
-
 LFM2: Mapping[str, Sequence[Source]] = {
     "model.embedding_norm.weight": [
         Source(("token_embd_norm.weight",)),  # the norm before the head, in spite of its name
@@ -90,19 +80,10 @@ LFM2: Mapping[str, Sequence[Source]] = {
     ],
     "feed_forward.expert_bias": [Source(("exp_probs_b.bias",))],
 }
-
-
-FALCON_H1: Mapping[str, Sequence[Source]] = {
-    "mamba.A_log": [Source(("ssm_a",), join=log_of_negative)],
-    "mamba.dt_bias": [Source(("ssm_dt.bias",))],
-}
-MIXER: Mapping[str, Sequence[Source]] = {
-    "mixer.A_log": [Source(("ssm_a",), join=log_of_negative)],
-    "mixer.dt_bias": [Source(("ssm_dt.bias",))],
-}
+MAMBA, MIXER = find_decay("mamba"), find_decay("mixer")
 GRANITE_HYBRID: Mapping[str, Sequence[Source]] = {
     **GRANITE_MOE,
-    **FALCON_H1,
+    **MAMBA,
     "shared_mlp.input_linear.weight": [
         Source(("ffn_gate_shexp.weight", "ffn_up_shexp.weight")),
         Source(("ffn_gate.weight", "ffn_up.weight")),  # without experts
@@ -112,8 +93,6 @@ GRANITE_HYBRID: Mapping[str, Sequence[Source]] = {
         Source(("ffn_down.weight",)),
     ],
 }
-
-
 NEMOTRON_H: Mapping[str, Sequence[Source]] = {
     "model.embeddings.weight": [Source(("token_embd.weight",))],
     "model.norm_f.weight": [Source(("output_norm.weight",))],
@@ -251,20 +230,14 @@ def _add_nemotron_h(file: GGUFFile, settings: Settings) -> None:
         "time_step_min": 1e-30,
     }
     if has_experts:
-        normalizes = file.metadata.get(f"{name}.expert_weights_norm") is True
-        add_experts(file, settings, normalizes, in_groups=True)
-        add_groups(file, settings)
+        add_grouped_experts(file, settings)
+        del settings["first_k_dense_replace"]
         settings |= {
             "n_routed_experts": settings.pop("num_experts"),
-            "n_shared_experts": file.require_int(f"{name}.expert_shared_count", 1, MAX_EXPERTS),
-            "moe_intermediate_size": file.require_int(f"{name}.expert_feed_forward_length"),
             "moe_shared_expert_intermediate_size": file.require_int(
                 f"{name}.expert_shared_feed_forward_length"
             ),
             "moe_latent_size": file.get(f"{name}.moe_latent_size", int, 0) or None,
-            "routed_scaling_factor": file.require_float(
-                f"{name}.expert_weights_scale", 1.0, 1e-9, 1e9
-            ),
         }
 
 
@@ -376,10 +349,10 @@ RECURRENT: dict[str, Architecture] = {
         )
         for name in ("nemotron_h", "nemotron_h_moe")
     },
-    "falcon-h1": Architecture("falcon_h1", _add_falcon_h1, FALCON_H1),
+    "falcon-h1": Architecture("falcon_h1", _add_falcon_h1, MAMBA),
     "mamba": Architecture("mamba", _add_mamba, MIXER, attends=False),
     "mamba2": Architecture("mamba2", _add_mamba2, MIXER, attends=False),
-    "jamba": Architecture("jamba", _add_jamba, FALCON_H1),
+    "jamba": Architecture("jamba", _add_jamba, MAMBA),
     "lfm2": Architecture("lfm2", _add_lfm2, LFM2),
     "lfm2moe": Architecture("lfm2_moe", _add_lfm2_moe, LFM2),
     "qwen35": Architecture(

@@ -12,8 +12,6 @@ from skipsearch.models.loading.gguf_architectures.row import Order, Part, Settin
 from skipsearch.models.loading.gguf_file import GGUFError, GGUFFile
 
 MAX_EXPERTS = 1 << 16
-
-
 SIGMOID = 2  # of llama.cpp's functions that score experts
 
 
@@ -36,8 +34,25 @@ BY_HALVES: Mapping[str, Sequence[Source]] = {
 }
 
 
+def group_by_key_head(length: int, widths: Sequence[int], n_key_heads: int) -> Tensor:
+    """Return the order of rows that files have part by part, and models by key head.
+
+    widths: the number of rows of each part, `length` in all.
+    """
+    parts = torch.arange(length).split(list(widths))
+    return torch.cat([part.view(n_key_heads, -1) for part in parts], dim=1).flatten()
+
+
 def log_of_negative(parts: Sequence[Tensor]) -> Tensor:
     return (-parts[0]).log()
+
+
+def find_decay(module: str) -> dict[str, Sequence[Source]]:
+    """Return the sources of what the state of a recurrent module decays by."""
+    return {
+        f"{module}.A_log": [Source(("ssm_a",), join=log_of_negative)],
+        f"{module}.dt_bias": [Source(("ssm_dt.bias",))],
+    }
 
 
 def _find_part(index: int) -> Part:
@@ -104,9 +119,9 @@ def list_attending(file: GGUFFile, settings: Settings) -> list[bool]:
     return [bool(number) for number in numbers]
 
 
-def list_sliding(file: GGUFFile, architecture: str, n_layers: int) -> list[bool]:
+def list_sliding(file: GGUFFile, n_layers: int) -> list[bool]:
     """Return which layers see a window of the text alone. Raises: GGUFError."""
-    key = f"{architecture}.attention.sliding_window_pattern"
+    key = f"{name_of(file)}.attention.sliding_window_pattern"
     slides = cut_to_layers(file, file.metadata.get(key), n_layers)
     if not isinstance(slides, list) or len(slides) != n_layers or len({*map(bool, slides)}) < 2:
         raise GGUFError(
@@ -152,6 +167,13 @@ def add_experts(
     }
 
 
+def read_clip(file: GGUFFile) -> Settings:
+    """Return the bound of queries, keys and values as a setting; {} if a file has none."""
+    key = f"{name_of(file)}.attention.clamp_kqv"
+    has_bound = bool(file.get(key, float, 0.0))
+    return {"clip_qkv": file.require_float(key, None, 1e-9, 1e9)} if has_bound else {}
+
+
 def add_nothing(file: GGUFFile, settings: Settings) -> None:
     """The common settings are all."""
 
@@ -182,8 +204,13 @@ def add_groups(file: GGUFFile, settings: Settings) -> None:
 
 def add_sigmoid_experts(file: GGUFFile, settings: Settings, shared: bool = True) -> None:
     """Add experts that a sigmoid scores, with a bias and in groups, and the shared ones if any."""
-    name = name_of(file)
     require_sigmoid(file)
+    add_grouped_experts(file, settings, shared)
+
+
+def add_grouped_experts(file: GGUFFile, settings: Settings, shared: bool = True) -> None:
+    """Add experts in groups, whatever scores them, and the shared ones if any."""
+    name = name_of(file)
     normalizes = file.metadata.get(f"{name}.expert_weights_norm") is True
     add_experts(file, settings, normalizes, in_groups=True)
     add_groups(file, settings)
