@@ -200,7 +200,7 @@ def _read_whole_answers(path: Path) -> dict[str, Any]:
 
 def whole_answers_table() -> str:
     """Whole answers of two pretrained models: plain, drafted, and by llama.cpp."""
-    heads = ("task, model", "prompts", "plain", *(f"{name}" for name in BARS.values()))
+    heads = ("task, model", "prompts", "plain", *BARS.values())
     heads += ("masks judged", "chosen")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for entry in map(_read_whole_answers, WHOLE_ANSWERS):

@@ -45,9 +45,9 @@ def commands() -> str:
 
 # Why architectures that transformers has a decoder class for have no row.
 WITHOUT_ROW = {
-    "files do not hold all that the class needs": {"bitnet", "minicpm3"},
-    "its experts are no module that a file can fill": {"llama4"},
-    "transformers and llama.cpp choose experts otherwise": {"phimoe"},
+    "files do not say which of two activations they need": {"bitnet"},
+    "files scale rotary angles in a way that is not read (`longrope`)": {"minicpm3", "phimoe"},
+    "its experts are multiplied in another way than all others": {"llama4"},
     "no converter writes such files": {"gptj"},
     "[its family is not decoded](#what-decodes-and-what-is-refused)": {
         *("bert", "dbrx", "gemma3n", "glm-dsa")
