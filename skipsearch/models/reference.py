@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +10,6 @@ from torch import Tensor, nn
 from skipsearch.errors import ForeignForward, ModelError, non_finite_logits
 from skipsearch.models.adapter import ModelAdapter, ModelSpec
 from skipsearch.models.generic.attention_pattern import AttentionPattern
-from skipsearch.models.generic.instrument import first_tensor
 from skipsearch.models.kv_cache import Planner
 from skipsearch.models.third_party import first_line_of, silence_transformers
 
@@ -32,7 +28,6 @@ class ReferenceOutput:
 
     tokens: Tensor  # [2, TEXT_TOKENS]
     logits: Tensor  # [2, TEXT_TOKENS, V]
-    hidden_states: list[Tensor]  # [1, TEXT_TOKENS, H], the input of each layer for the first text
     # Attention patterns of the layers, from the model's own masks; None if they cannot be read.
     attention_patterns: list[AttentionPattern] | None
     engine: str | None = None  # the engine that computed it; None: the model's own forward
@@ -48,9 +43,7 @@ def record_reference(model: nn.Module, spec: ModelSpec) -> ReferenceOutput:
     tokens = _texts(spec)
     try:
         with silence_transformers():
-            with _layer_inputs(model, spec.n_layers) as states:
-                out: Any = model(input_ids=tokens, use_cache=False)
-            logits = out.logits
+            logits: Tensor = model(input_ids=tokens, use_cache=False).logits
     except Exception as error:  # each family fails in its own way
         raise ModelError(
             f"the own forward of {spec.id} fails on tokens alone ({first_line_of(error)}), so "
@@ -67,29 +60,7 @@ def record_reference(model: nn.Module, spec: ModelSpec) -> ReferenceOutput:
             f"token change by {ahead:.2g} of their standard deviation with the tokens after it; "
             "use a decoder-only model"
         )
-    return ReferenceOutput(tokens, logits, [h[:1] for h in states], _record_patterns(model, spec))
-
-
-@contextmanager
-def _layer_inputs(model: nn.Module, n_layers: int) -> Iterator[list[Tensor]]:
-    """Collect the input of each layer, [2, TEXT_TOKENS, H]; nothing without a ModuleList of layers.
-
-    Our own hooks are removed afterwards. `output_hidden_states` is not used, because transformers
-    would leave hooks with which a model cannot be pickled.
-    """
-    layers = next(
-        (m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == n_layers), ()
-    )
-    states: list[Tensor] = []
-
-    def collect(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if (hidden := first_tensor(args, kwargs)) is not None:
-            states.append(hidden)
-
-    with ExitStack() as hooks:
-        for layer in layers:
-            hooks.callback(layer.register_forward_pre_hook(collect, with_kwargs=True).remove)
-        yield states
+    return ReferenceOutput(tokens, logits, _record_patterns(model, spec))
 
 
 @torch.no_grad()
@@ -102,14 +73,12 @@ def record_reference_from(model: ModelAdapter) -> ReferenceOutput:
     plan = Planner(TEXT_TOKENS, model.spec.device).plan_chain(0, TEXT_TOKENS)
     caches = [model.new_cache(1, TEXT_TOKENS) for _ in tokens]
     hidden = [model.embed(text, plan.positions) for text in tokens[:, None]]
-    states = list[Tensor]()
     for i in range(model.spec.n_layers):  # both texts in turn, so that a layer is read once
-        states.append(hidden[0])
         hidden = [model.block(i, h, cache, plan) for h, cache in zip(hidden, caches, strict=True)]
     logits = [model.head(h)[0] for h in hidden]
     if not all(bool(rows.amax(dim=-1).isfinite().all()) for rows in logits):
         raise non_finite_logits()
-    return ReferenceOutput(tokens, torch.stack(logits), states, None, model.spec.engine)
+    return ReferenceOutput(tokens, torch.stack(logits), None, model.spec.engine)
 
 
 def _texts(spec: ModelSpec) -> Tensor:

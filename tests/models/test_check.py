@@ -109,8 +109,8 @@ def positions_shifted_after_a_rollback(adapter: GenericAdapter) -> None:
 @pytest.mark.parametrize(
     ("plant", "named"),
     [
-        (a_scale_on_a_branch, "after layer 1"),
-        (a_bias_in_an_attention, "after layer 1"),
+        (a_scale_on_a_branch, "forward whole"),
+        (a_bias_in_an_attention, "forward whole"),
         (positions_shifted_after_a_rollback, "after a rollback"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -154,7 +154,7 @@ def test_a_sink_left_out_is_refused() -> None:
         **attention._parameters,
         "sinks": nn.Parameter(torch.full_like(attention.sinks, -1e4)),
     }
-    assert "after layer 1" in refused(model, adapter)
+    assert "forward whole" in refused(model, adapter)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_a_row_says_wrongly_is_refused_too(name: str) -> None:
     layer = adapter._layers[2]
     wrong = [*adapter._layers[:2], replace(layer, attn=replace(layer.attn, scale=1.05))]
     adapter._layers = wrong
-    assert "after layer 2 or in the head" in refused(model, adapter)
+    assert "forward whole" in refused(model, adapter)
 
 
 # `adapt` runs this check of each row whose modules drive the model, in every other test of it.
