@@ -312,7 +312,7 @@ def in_python(stuck: str | None = None, late: int = 0) -> Callable[..., int]:
             first.positions = slots[start + (0 if stuck == "position" else k) :].data_ptr()
             first.slots = slots[start + (0 if stuck == "slot" else k) :].data_ptr()
             first.n_keys = start + 1 + k
-            self.run_pass(model, first)
+            self.call("run_pass", model, first)
             if over is None and ctypes.c_float.from_address(first.confidence).value < threshold:
                 over = k
             if over is not None and k - over >= late:

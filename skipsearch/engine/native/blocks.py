@@ -31,10 +31,11 @@ def quantize(weight: Tensor, bits: int, library: NativeLibrary | None = None) ->
     groups = F.pad(weight.cpu().float(), (0, -weight.shape[1] % GROUP_SIZE)).contiguous()
     shape = (len(groups), groups.shape[1] // GROUP_SIZE, UNPACKED_BYTES)
     blocks = torch.empty(shape, dtype=torch.uint8)
-    (library or load_or_build()).quantize_blocks(
+    (library or load_or_build()).call(
+        "quantize_blocks",
         structs.QuantizeArgs(
             groups.data_ptr(), groups.numel() // GROUP_SIZE, bits, blocks.data_ptr()
-        )
+        ),
     )
     return blocks
 

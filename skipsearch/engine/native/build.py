@@ -20,8 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from skipsearch.core.files import cache_dir
 from skipsearch.engine.code_cache import existing_code_cache, open_code_cache
@@ -102,47 +101,41 @@ HOST_SOURCES = ("exports", "packing", "visibility", "threads")
 COMPILE_TIMEOUT_S = 600.0
 
 
+# The functions of src/exports.cpp: what they read. A struct is passed by its address.
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "run_pass": (structs.ModelStruct, structs.PassArgs),
+    "run_draft": (structs.ModelStruct, structs.PassArgs, ctypes.c_int64, ctypes.c_double),
+    "run_product": (ctypes.c_int64, structs.ProductArgs),
+    "run_delta_net": (structs.DeltaNetArgs,),
+    "run_mamba": (structs.MambaArgs,),
+    "read_rows": (ctypes.c_int64, structs.ReadRowsArgs),
+    "copy_rows": (structs.CopyRowsArgs,),
+    "quantize_blocks": (structs.QuantizeArgs,),
+    "pack_blocks": (structs.PackArgs,),
+}
+
+
 class NativeLibrary:
     """The functions of the loaded library."""
 
     def __init__(self, handle: ctypes.CDLL, instructions: str, sha256: str):
         self.instructions = instructions  # the set that it was compiled for
         self.sha256 = sha256  # of its code
-        self.c_run_pass = handle.skipsearch_run_pass
-        self.c_run_pass.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-        self.c_run_draft = handle.skipsearch_run_draft
-        self.c_run_draft.argtypes = (
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_double,
-        )
-        self.c_run_product = handle.skipsearch_run_product
-        self.c_run_product.argtypes = (ctypes.c_int64, ctypes.c_void_p)
-        self.c_run_delta_net = handle.skipsearch_run_delta_net
-        self.c_run_delta_net.argtypes = (ctypes.c_void_p,)
-        self.c_run_mamba = handle.skipsearch_run_mamba
-        self.c_run_mamba.argtypes = (ctypes.c_void_p,)
-        self.c_read_rows = handle.skipsearch_read_rows
-        self.c_read_rows.argtypes = (ctypes.c_int64, ctypes.c_void_p)
-        self.c_read_rows.restype = None
-        self.c_copy_rows = handle.skipsearch_copy_rows
-        self.c_copy_rows.argtypes = (ctypes.c_void_p,)
-        self.c_copy_rows.restype = None
-        self.c_quantize_blocks = handle.skipsearch_quantize_blocks
-        self.c_quantize_blocks.argtypes = (ctypes.c_void_p,)
-        self.c_quantize_blocks.restype = None
-        self.c_pack_blocks = handle.skipsearch_pack_blocks
-        self.c_pack_blocks.argtypes = (ctypes.c_void_p,)
-        self.c_pack_blocks.restype = None
+        self._functions = {name: getattr(handle, f"skipsearch_{name}") for name in FUNCTIONS}
+        for name, function in self._functions.items():
+            function.argtypes = [
+                ctypes.POINTER(kind) if issubclass(kind, ctypes.Structure) else kind
+                for kind in FUNCTIONS[name]
+            ]
+            function.restype = ctypes.c_int if name.startswith("run_") else None
 
-    def run_pass(self, model: structs.ModelStruct, args: structs.PassArgs) -> None:
-        """Run a pass.
+    def call(self, name: str, *args: Any) -> None:
+        """Call one of `FUNCTIONS` with structs and numbers.
 
         Raises: MemoryError; IndexError for a token, slot or position that model or cache does not
             have.
         """
-        if code := self.c_run_pass(ctypes.byref(model), ctypes.byref(args)):
+        if code := self._functions[name](*args):
             raise _error_of_code(code)
 
     def run_draft_chain(
@@ -150,49 +143,12 @@ class NativeLibrary:
     ) -> int:
         """Run passes of one token each, starting with the token in `args`, as `args.sampling` says.
 
-        Returns the number of passes. Raises: as `run_pass`.
+        Returns the number of passes. Raises: as `call`.
         """
-        count: int = self.c_run_draft(
-            ctypes.byref(model), ctypes.byref(args), max_tokens, threshold
-        )
+        count: int = self._functions["run_draft"](model, args, max_tokens, threshold)
         if count < 0:
             raise _error_of_code(-count)
         return count
-
-    def run_product(self, dtype: torch.dtype, args: structs.ProductArgs) -> None:
-        """Run a matrix product. Raises: MemoryError."""
-        if self.c_run_product(_dtype_code(dtype), ctypes.byref(args)):
-            raise MemoryError("no memory for a matrix product")
-
-    def run_delta_net(self, args: structs.DeltaNetArgs) -> None:
-        """Run the layer of a gated delta net between its projections. Raises: MemoryError."""
-        if self.c_run_delta_net(ctypes.byref(args)):
-            raise MemoryError("no memory for the rows of a delta net")
-
-    def run_mamba(self, args: structs.MambaArgs) -> None:
-        """Run a layer of Mamba 2 between its projections. Raises: MemoryError."""
-        if self.c_run_mamba(ctypes.byref(args)):
-            raise MemoryError("no memory for the rows of a layer of Mamba")
-
-    def read_rows(self, dtype: torch.dtype, args: structs.ReadRowsArgs) -> None:
-        """Copy rows of a matrix out of its panels."""
-        self.c_read_rows(_dtype_code(dtype), ctypes.byref(args))
-
-    def copy_rows(self, args: structs.CopyRowsArgs) -> None:
-        """Copy rows of a matrix to rows of another matrix."""
-        self.c_copy_rows(ctypes.byref(args))
-
-    def quantize_blocks(self, args: structs.QuantizeArgs) -> None:
-        """Round weights to blocks."""
-        self.c_quantize_blocks(ctypes.byref(args))
-
-    def pack_blocks(self, args: structs.PackArgs) -> None:
-        """Pack rows of blocks into panels."""
-        self.c_pack_blocks(ctypes.byref(args))
-
-
-def _dtype_code(dtype: torch.dtype) -> int:
-    return structs.DTYPE_CODES[str(dtype).removeprefix("torch.")]
 
 
 def _error_of_code(code: int) -> Exception:

@@ -106,7 +106,8 @@ class SharedHeadRows:
     def copy_rows(self, token_ids: Tensor, target: Any, first_row: int) -> None:
         """Copy the rows of these tokens to an array of panel structs, from `first_row` on."""
         token_ids = token_ids.contiguous()
-        self.library.copy_rows(
+        self.library.call(
+            "copy_rows",
             structs.CopyRowsArgs(
                 **{
                     "from": self.head.panel_structs,
@@ -117,7 +118,7 @@ class SharedHeadRows:
                     "first_row": first_row,
                     "itemsize": self.dtype.itemsize,
                 }
-            )
+            ),
         )
 
 

@@ -71,7 +71,7 @@ class NativeHeadRunner:
         out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
         args = self._build_args(hidden, tokens, cache, plan)
         args.hidden_out = out.data_ptr()
-        self.adapter.library.run_pass(self.adapter.model_struct, args)
+        self.adapter.library.call("run_pass", self.adapter.model_struct, args)
         return out
 
     def run_chain(

@@ -125,7 +125,7 @@ class NativeAdapter:
         args.choice = choice.data_ptr()
         args.last_only = 1
         args.confidence = None if confidence is None else confidence.data_ptr()
-        self.library.run_pass(self.model_struct, args)
+        self.library.call("run_pass", self.model_struct, args)
         return DraftScores(choice=choice, confidence=confidence)
 
     def run_draft_chain(
@@ -261,7 +261,7 @@ class NativeAdapter:
             args.logits, args.last_only = out.data_ptr(), last_only
         else:
             args.hidden_out = out.data_ptr()
-        self.library.run_pass(self.model_struct, args)
+        self.library.call("run_pass", self.model_struct, args)
         return self._finish_logits(out) if with_head else out
 
     def block(
@@ -289,7 +289,7 @@ class NativeAdapter:
             threads=torch.get_num_threads(),
         )
         self._set_head(args)
-        self.library.run_pass(self.model_struct, args)
+        self.library.call("run_pass", self.model_struct, args)
         return self._finish_logits(logits)
 
     def _set_head(self, args: structs.PassArgs) -> None:

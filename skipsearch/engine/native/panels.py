@@ -115,8 +115,9 @@ class PanelLinear:
             places[outputs] = torch.arange(len(outputs))
             rows = places[rows]
         out = torch.empty(*row_indices.shape, self.shape[1], dtype=self.dtype)
-        self.library.read_rows(
-            self.dtype,
+        self.library.call(
+            "read_rows",
+            _dtype_code(self.dtype),
             structs.ReadRowsArgs(
                 ctypes.pointer(self.struct), rows.data_ptr(), len(rows), out.data_ptr()
             ),
@@ -140,8 +141,9 @@ class PanelLinear:
             matrix.bias = bias.data_ptr()
         n_parts = 1 if first_rows is None else len(first_rows) - 1
         y = x.new_empty(len(x), matrix.out // n_parts)
-        self.library.run_product(
-            x.dtype,
+        self.library.call(
+            "run_product",
+            _dtype_code(x.dtype),
             structs.ProductArgs(
                 ctypes.pointer(matrix),
                 x.data_ptr(),
@@ -402,7 +404,8 @@ class PanelPacker:
         self, panels: PanelLinear, kind: int, is_unpacked: bool, addresses: Tensor, to: Tensor
     ) -> None:
         addresses = addresses.contiguous()
-        self.library.pack_blocks(
+        self.library.call(
+            "pack_blocks",
             structs.PackArgs(
                 rows=addresses.data_ptr(),
                 is_unpacked=is_unpacked,
@@ -410,8 +413,12 @@ class PanelPacker:
                 kind=kind,
                 panels=to.data_ptr(),
                 **{"in": panels.shape[1]},
-            )
+            ),
         )
+
+
+def _dtype_code(dtype: torch.dtype) -> int:
+    return structs.DTYPE_CODES[str(dtype).removeprefix("torch.")]
 
 
 def _unrounded(matrix: StoredFusedLinear) -> tuple[StoredFusedLinear, int] | None:

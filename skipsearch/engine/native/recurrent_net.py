@@ -138,7 +138,8 @@ class DeltaNet(RecurrentNet):
         self, conv: structs.ConvArgs, inputs: Sequence[Tensor], states: Tensor, out: Tensor
     ) -> None:
         module, (gates, beta_logits, steps) = self.module, inputs
-        self.library.run_delta_net(
+        self.library.call(
+            "run_delta_net",
             structs.DeltaNetArgs(
                 conv,
                 gates.data_ptr(),
@@ -154,7 +155,7 @@ class DeltaNet(RecurrentNet):
                 module.num_v_heads,
                 module.head_k_dim,
                 module.head_v_dim,
-            )
+            ),
         )
 
 
@@ -184,7 +185,8 @@ class Mamba(RecurrentNet):
         self, conv: structs.ConvArgs, inputs: Sequence[Tensor], states: Tensor, out: Tensor
     ) -> None:
         module, (_, steps) = self.module, inputs
-        self.library.run_mamba(
+        self.library.call(
+            "run_mamba",
             structs.MambaArgs(
                 conv,
                 steps.data_ptr(),
@@ -198,7 +200,7 @@ class Mamba(RecurrentNet):
                 module.n_groups,
                 module.head_dim,
                 module.ssm_state_size,
-            )
+            ),
         )
 
     def finish(self, out: Tensor, *inputs: Tensor) -> Tensor:
