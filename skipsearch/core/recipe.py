@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import READ_ALL, DraftWeights, Reading, Vocabulary, is_stored
+from skipsearch.core.reading import DraftWeights, Reading, Vocabulary, is_stored
 from skipsearch.core.registry import resolve_name
 from skipsearch.core.schema_types import DraftModelRef, Fraction, FrozenModel, ModuleRef, is_none
 from skipsearch.errors import DecodeError, SkipSearchError
@@ -116,7 +116,8 @@ class DrafterInfo:
 class DrafterSpec(FrozenModel):
     """One drafter of a recipe, as it is stored.
 
-    A subclass adds its own fields, first of all `kind`, a Literal of its name in DRAFTERS.
+    A subclass adds its own fields, first of all `kind`, a Literal of its name in DRAFTERS. Fields
+    `module`, `weights`, `vocabulary`, `exit` and `siblings` mean the same in every subclass.
     """
 
     info: ClassVar[DrafterInfo] = DrafterInfo()
@@ -138,7 +139,8 @@ class DrafterSpec(FrozenModel):
     @property
     def modules(self) -> tuple[ModuleRef, ...]:
         """The modules (trained weights) that it needs."""
-        return ()
+        module: ModuleRef | None = getattr(self, "module", None)
+        return () if module is None else (module,)
 
     @property
     def draft_model(self) -> DraftModelRef | None:
@@ -155,7 +157,7 @@ class DrafterSpec(FrozenModel):
     @property
     def reading(self) -> Reading:
         """What its draft passes read of the model that drafts, besides what the mask skips."""
-        return READ_ALL
+        return Reading(getattr(self, "weights", "stored"), getattr(self, "vocabulary", None))
 
     @property
     def scratch_slots(self) -> int:
@@ -163,15 +165,22 @@ class DrafterSpec(FrozenModel):
 
         These slots come after the last slot that a token of the text may get.
         """
-        return 0
+        siblings: Siblings | None = getattr(self, "siblings", None)
+        return 0 if siblings is None else self.draft_length * siblings.most
 
     def format_reading(self) -> str:
         """Return `, int8, 4,213 tokens of the vocabulary`; "" if a draft reads all of the model."""
         return "" if self.reading.is_everything else f", {self.reading}"
 
+    def format_limits(self) -> str:
+        """Return `confidence 0.6, up to 5, 1 sibling below 0.9`, or what of it there is."""
+        exit_policy, siblings = getattr(self, "exit", None), getattr(self, "siblings", None)
+        parts = exit_policy, f"up to {self.draft_length}", siblings
+        return ", ".join(str(part) for part in parts if part is not None)
+
     def __str__(self) -> str:
-        """Return `lookup, up to 8`."""
-        return f"{self.kind}, up to {self.draft_length}"
+        """Return `mtp, confidence 0.6, up to 5`."""
+        return f"{self.kind}{self.format_reading()}, {self.format_limits()}"
 
 
 class ReadingSpec(DrafterSpec):
@@ -183,10 +192,6 @@ class ReadingSpec(DrafterSpec):
         description="number format of the draft's layers; left out: stored, as the model has them",
     )
     vocabulary: DraftVocabulary = None
-
-    @property
-    def reading(self) -> Reading:
-        return Reading(self.weights, self.vocabulary)
 
 
 @dataclass(frozen=True)

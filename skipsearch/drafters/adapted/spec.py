@@ -53,10 +53,6 @@ class Adapted(Skip):
             module=module,
         )
 
-    @property
-    def modules(self) -> tuple[ModuleRef, ...]:
-        return (self.module,)
-
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.reduced_session import draft_with
         from skipsearch.drafters.skip.session import SkipDrafter
@@ -73,8 +69,7 @@ class Adapted(Skip):
             for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, ""))
             if self.module.parameters >= size
         )
-        siblings = f", {self.siblings}" if self.siblings else ""
         return (
             f"adapted, skips {skipped}{self.format_reading()}, {n:.3g}{unit} trained values, "
-            f"{self.exit}, up to {self.draft_length}{siblings}"
+            f"{self.format_limits()}"
         )

@@ -54,5 +54,5 @@ class ASD(ReadingSpec):
     def __str__(self) -> str:
         return (
             f"asd from cosine {self.threshold:g}, every {self.every}, keeps the last "
-            f"{self.keep_last}{self.format_reading()}, {self.exit}, up to {self.draft_length}"
+            f"{self.keep_last}{self.format_reading()}, {self.format_limits()}"
         )

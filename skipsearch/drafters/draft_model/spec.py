@@ -65,18 +65,12 @@ class DraftModel(ReadingSpec):
 
         return make_draft_model_drafter(self, model)
 
-    @property
-    def scratch_slots(self) -> int:
-        return self.draft_length * self.siblings.most if self.siblings else 0
-
     def __str__(self) -> str:
         n_skipped = len(self.attn) + len(self.mlp)
         parts = [
             f"draft-model {self.model.id}",
             *([f"without {format_sublayer_count(n_skipped)}"] if n_skipped else []),
             *([] if self.reading.is_everything else [str(self.reading)]),
-            str(self.exit),
-            f"up to {self.draft_length}",
-            *([str(self.siblings)] if self.siblings else []),
+            self.format_limits(),
         ]
         return ", ".join(parts)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import Reading
 from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftSiblings, DraftVocabulary
 from skipsearch.core.schema_types import ModuleRef
 from skipsearch.drafters.skip.spec import AnyExit
@@ -44,14 +43,6 @@ class Kangaroo(DrafterSpec):
     vocabulary: DraftVocabulary = None
     module: ModuleRef = Field(description="the trained adapter")
 
-    @property
-    def modules(self) -> tuple[ModuleRef, ...]:
-        return (self.module,)
-
-    @property
-    def reading(self) -> Reading:
-        return Reading(vocabulary=self.vocabulary)
-
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.kangaroo.session import make_kangaroo_drafter
 
@@ -66,13 +57,5 @@ class Kangaroo(DrafterSpec):
             n_layers, range(self.exit_layer, max(n_layers, self.exit_layer + 1))
         )
 
-    @property
-    def scratch_slots(self) -> int:
-        return self.draft_length * self.siblings.most if self.siblings else 0
-
     def __str__(self) -> str:
-        siblings = f", {self.siblings}" if self.siblings else ""
-        return (
-            f"kangaroo at layer {self.exit_layer}{self.format_reading()}, {self.exit}, up to "
-            f"{self.draft_length}{siblings}"
-        )
+        return f"kangaroo at layer {self.exit_layer}{self.format_reading()}, {self.format_limits()}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.reading import DraftWeights, Reading, is_stored
+from skipsearch.core.reading import DraftWeights, is_stored
 from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftSiblings, DraftVocabulary
 from skipsearch.core.schema_types import ModuleRef, is_none
 from skipsearch.drafters.skip.spec import AnyExit
@@ -47,14 +47,6 @@ class Mtp(DrafterSpec):
         description="the trained head; left out: the one that the model ships",
     )
 
-    @property
-    def modules(self) -> tuple[ModuleRef, ...]:
-        return () if self.module is None else (self.module,)
-
-    @property
-    def reading(self) -> Reading:
-        return Reading(self.weights, self.vocabulary)
-
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.mtp.session import make_mtp_drafter
 
@@ -63,11 +55,3 @@ class Mtp(DrafterSpec):
     def mask(self, n_layers: int) -> SkipMask:
         """Return the mask whose draft pass costs as much as the head: it keeps the last layer."""
         return SkipMask.from_layers(n_layers, range(n_layers - 1))
-
-    @property
-    def scratch_slots(self) -> int:
-        return self.draft_length * self.siblings.most if self.siblings else 0
-
-    def __str__(self) -> str:
-        siblings = f", {self.siblings}" if self.siblings else ""
-        return f"mtp{self.format_reading()}, {self.exit}, up to {self.draft_length}{siblings}"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from skipsearch.core.mask import SkipMask, format_sublayer_count
-from skipsearch.core.reading import Reading
 from skipsearch.core.recipe import DrafterInfo, DrafterSpec, DraftVocabulary
 from skipsearch.core.schema_types import FrozenModel, ModuleRef, SkippedLayers, broken_rule, is_none
 from skipsearch.drafters.base import list_depths
@@ -108,14 +107,6 @@ class S3D(DrafterSpec):
     )
     vocabulary: DraftVocabulary = None
     module: ModuleRef = Field(description="the trained embeddings and, if any, low-rank changes")
-
-    @property
-    def modules(self) -> tuple[ModuleRef, ...]:
-        return (self.module,)
-
-    @property
-    def reading(self) -> Reading:
-        return Reading(vocabulary=self.vocabulary)
 
     def build(self, model: ModelAdapter, module_folders: Sequence[Path]) -> Drafter:
         from skipsearch.drafters.s3d.session import make_s3d_drafter

@@ -83,15 +83,10 @@ class Skip(ReadingSpec):
     def mask(self, n_layers: int) -> SkipMask:
         return SkipMask(n_layers, self.attn, self.mlp)
 
-    @property
-    def scratch_slots(self) -> int:
-        return self.draft_length * self.siblings.most if self.siblings else 0
-
     def __str__(self) -> str:
         n_skipped = len(self.attn) + len(self.mlp)
-        siblings = f", {self.siblings}" if self.siblings else ""
         if n_skipped:
             draft = f"skip {format_sublayer_count(n_skipped)}{self.format_reading()}"
         else:
             draft = "skip nothing" if self.reading.is_everything else f"read less: {self.reading}"
-        return f"{draft}, {self.exit}, up to {self.draft_length}{siblings}"
+        return f"{draft}, {self.format_limits()}"
