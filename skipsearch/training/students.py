@@ -80,13 +80,6 @@ class AdaptedStudent:
         n_values = count_values(model, sublayers)
         self.draft = weight_overlay.copy_sublayers(model, sublayers)
         self.parameters = dict(make_trainable(self.draft, sublayers, rank, seed))
-        self.facts = {
-            "kind": "adapted",
-            "attn": mask.attn,
-            "mlp": mask.mlp,
-            "rank": rank,
-            "ahead": draft_length,
-        }
         self.card = {
             "kind": "adapted",
             "attn": mask.attn,
@@ -94,6 +87,7 @@ class AdaptedStudent:
             "form": "copy" if rank is None else "lora",
             "rank": rank,
         }
+        self.facts = self.card | {"ahead": draft_length}
         suffix = "" if rank is None else f"-lora{rank}"
         self.file_name = f"adapted-{len(sublayers)}{suffix}.safetensors"
         self.extra_bytes = n_values * model.spec.dtype.itemsize  # low-rank updates are merged
@@ -194,13 +188,6 @@ class S3DStudent:
             MASK_EMBEDDINGS: unknown,
             **dict(make_trainable(draft, sublayers, rank, seed)),
         }
-        self.facts = {
-            "kind": "s3d",
-            "attn": mask.attn,
-            "mlp": mask.mlp,
-            "rank": rank,
-            "ahead": draft_length,
-        }
         self.card = {
             "kind": "s3d",
             "attn": mask.attn,
@@ -208,6 +195,7 @@ class S3DStudent:
             "form": "lora" if rank else "embeddings",
             "rank": rank,
         }
+        self.facts = self.card | {"ahead": draft_length}
         self.file_name = f"s3d-{draft_length}{f'-lora{rank}' if rank else ''}.safetensors"
         n_values = unknown.numel() + count_values(model, sublayers)
         self.extra_bytes = n_values * model.spec.dtype.itemsize
