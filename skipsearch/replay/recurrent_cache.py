@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skipsearch.models.generic.cache_view import clone_state
-from skipsearch.models.generic.recurrent import LayerStates, StateAt
+from skipsearch.models.generic.cache_view import clone_state, map_tensors
+from skipsearch.models.generic.recurrent import StateAt
 from skipsearch.models.kv_cache import KVCache, PassPlan
 
 
@@ -26,7 +25,10 @@ class RecurrentReplayCache(KVCache):
         super().__init__(len(text_cache.keys), len(states_at), length + 1)
         self.keys, self.values, self.length = text_cache.keys, text_cache.values, length
         self._states = [
-            _concatenate_states([layer_states.states[i] for layer_states in states_at])
+            map_tensors(
+                lambda *rows: torch.cat(rows),
+                *(layer_states.states[i] for layer_states in states_at),
+            )
             for i in range(len(text_cache.keys))
         ]
 
@@ -45,23 +47,3 @@ class RecurrentReplayCache(KVCache):
 
     def get_state(self, plan: PassPlan, layer: int) -> Any:
         return clone_state(self._states[layer])
-
-
-def _concatenate_states(states: LayerStates) -> Any:
-    """Concatenate B states of one row into one state of B rows."""
-    joined = copy.copy(states[0])
-    for name, value in vars(states[0]).items():
-        if isinstance(value, Tensor):
-            setattr(joined, name, torch.cat([getattr(state, name) for state in states]))
-        elif isinstance(value, dict):
-            setattr(
-                joined,
-                name,
-                {
-                    key: torch.cat([getattr(state, name)[key] for state in states])
-                    if isinstance(item, Tensor)
-                    else item
-                    for key, item in value.items()
-                },
-            )
-    return joined

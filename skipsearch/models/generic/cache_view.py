@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -46,33 +46,38 @@ class TransformersCacheView(Cache):
         return self.plan.n_keys, 0
 
 
+def map_tensors(change: Callable[..., Tensor], *states: Any) -> Any:
+    """Return a copy of a layer's state with other tensors.
+
+    change: of a tensor of the state. It gets the same tensor of each state if there are several,
+    whose other values are those of the first.
+    """
+    copied = copy.copy(states[0])
+    for name, value in vars(states[0]).items():
+        values = [getattr(state, name) for state in states]
+        if isinstance(value, Tensor):
+            setattr(copied, name, change(*values))
+        elif isinstance(value, dict):
+            items = {
+                key: change(*(other[key] for other in values)) if isinstance(item, Tensor) else item
+                for key, item in value.items()
+            }
+            setattr(copied, name, items)
+    return copied
+
+
 def clone_state(state: Any) -> Any:
     """Return a copy of a layer's state that shares no tensor with it."""
-    clone = copy.copy(state)
-    for name, value in vars(state).items():
-        if isinstance(value, Tensor):
-            setattr(clone, name, value.clone())
-        elif isinstance(value, dict):
-            setattr(
-                clone,
-                name,
-                {
-                    key: item.clone() if isinstance(item, Tensor) else item
-                    for key, item in value.items()
-                },
-            )
-    return clone
+    return map_tensors(Tensor.clone, state)
 
 
-def state_tensors(state: Any) -> list[Tensor]:
-    """Return the tensors of a layer's state."""
-    values = [
-        *vars(state).values(),
-        *(
-            item
-            for value in vars(state).values()
-            if isinstance(value, dict)
-            for item in value.values()
-        ),
-    ]
-    return [value for value in values if isinstance(value, Tensor)]
+def state_nbytes(state: Any) -> int:
+    """Return the bytes of the tensors of a layer's state."""
+    sizes = list[int]()
+
+    def add_size(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    map_tensors(add_size, state)
+    return sum(sizes)

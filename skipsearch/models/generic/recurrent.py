@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from skipsearch.core.mask import SkipMask
 from skipsearch.errors import ModelError
 from skipsearch.models.adapter import ModelSpec
-from skipsearch.models.generic.cache_view import TransformersCacheView, clone_state, state_tensors
+from skipsearch.models.generic.cache_view import TransformersCacheView, clone_state, state_nbytes
 from skipsearch.models.generic.forward_capture import CapturedForward, LayerArgs
 from skipsearch.models.generic.generic_adapter import (
     GenericAdapter,
@@ -154,7 +154,7 @@ class RecurrentCache(KVCache):
     def nbytes(self) -> int:
         stored = (self.start_state, self.end_state, self.draft_state and self.draft_state[1])
         states = [state for state_at in stored if state_at for state in state_at.states]
-        state_bytes = sum(tensor.nbytes for state in states for tensor in state_tensors(state))
+        state_bytes = sum(map(state_nbytes, states))
         return super().nbytes + self.tokens.nbytes + state_bytes
 
 
