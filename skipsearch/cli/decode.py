@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from skipsearch.decoding import Decoder, Generation
     from skipsearch.models import ModelAdapter
     from skipsearch.tasks.rows import Row
+    from skipsearch.tasks.task import Prompt
 
     NamedRow = tuple[str, str | Row]
 
@@ -201,15 +203,22 @@ def decode(
             either.generate([0, 0], 16, ignore_eos=True)
     if side_by_side and plain is not None and prompt is not None:
         kinds = [spec.kind for spec in decoder.recipe.drafters]
-        ids = _encode(adapter, "prompt", prompt, chat, max_new_tokens)
+        ids = _encode(adapter, "prompt", _read_prompt(prompt, chat), chat, max_new_tokens)
         plain_run, drafted_run = record_in_turns([plain, decoder], ids, options)
         show_side_by_side(out, plain_run, drafted_run, kinds)
         return
     differing = 0
     for name, line in requests:
-        text = _read_prompt(line, chat)
         differing += _decode_one(
-            adapter, decoder, plain, name, text, chat, options, as_json, titled=prompt is None
+            adapter,
+            decoder,
+            plain,
+            name,
+            _read_prompt(line, chat),
+            chat,
+            options,
+            as_json,
+            titled=prompt is None,
         )
     if (
         check
@@ -263,19 +272,22 @@ def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedRo
     )
 
 
-def _read_prompt(line: str | Row, chat: bool) -> str | list[dict[str, str]]:
-    """Return the text or the messages of a request."""
-    from skipsearch.tasks.prompt_rows import parse_messages, prompt_from_row
+def _read_prompt(line: str | Row, chat: bool) -> Prompt:
+    """Return the prompt of a request. A conversation goes through the template without --chat."""
+    from skipsearch.tasks.conversations import name_conversation, read_turns
+    from skipsearch.tasks.prompt_rows import prompt_from_row
+    from skipsearch.tasks.task import Prompt
 
     if isinstance(line, str):
-        return line
-    return parse_messages(line) or prompt_from_row(line, chat).text
+        return Prompt("prompt", line)
+    prompt = prompt_from_row(line, chat)
+    return prompt if name_conversation(line) is None else replace(prompt, turns=read_turns(line))
 
 
 def _encode(
     model: ModelAdapter,
     name: str,
-    prompt: str | list[dict[str, str]],
+    prompt: Prompt,
     chat: bool,
     max_new_tokens: int,
 ) -> list[int]:
@@ -292,9 +304,9 @@ def _encode(
             "from Python"
         )
     ids = (
-        encode_prompt(model.tokenizer, prompt, chat=chat)
-        if isinstance(prompt, str)
-        else encode_chat(model.tokenizer, prompt)
+        encode_chat(model.tokenizer, prompt.turns, tools=prompt.tools or None)
+        if prompt.turns
+        else encode_prompt(model.tokenizer, prompt.text, chat=chat)
     )
     capacity = None if model.spec.context_length is None else model.spec.context_length - len(ids)
     if capacity is not None and 0 < capacity < max_new_tokens:
@@ -312,7 +324,7 @@ def _decode_one(
     decoder: Decoder,
     plain_decoder: Decoder | None,
     name: str,
-    prompt: str | list[dict[str, str]],
+    prompt: Prompt,
     chat: bool,
     options: dict,
     as_json: bool,

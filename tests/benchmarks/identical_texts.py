@@ -40,7 +40,7 @@ from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
 from skipsearch.profile import load_profile
-from skipsearch.tasks.prompt_rows import parse_messages, prompt_from_row
+from skipsearch.tasks.prompt_rows import prompt_from_row
 from skipsearch.tasks.sources.jsonl import read_rows
 from skipsearch.timing.interleaved import find_first_divergence
 
@@ -69,14 +69,12 @@ class Run:
 
 def prompts_of(model: ModelAdapter, path: Path, count: int, chat: bool) -> list[list[int]]:
     rows = read_rows(path)[:count]
-    asked = [parse_messages(row) or prompt_from_row(row).text for row in rows]
+    asked = [prompt_from_row(row, chat) for row in rows]
     return [
-        list(
-            encode_prompt(model.tokenizer, each, chat=chat)
-            if isinstance(each, str)
-            else encode_chat(model.tokenizer, each)
-        )
-        for each in asked
+        encode_chat(model.tokenizer, prompt.turns)
+        if prompt.turns
+        else encode_prompt(model.tokenizer, prompt.text, chat=chat)
+        for prompt in asked
     ]
 
 

@@ -126,6 +126,13 @@ def _require_groups(file: GGUFFile, settings: Settings) -> None:
         )
 
 
+def _add_minicpm3(file: GGUFFile, settings: Settings) -> None:
+    """Its factors of embeddings, depth and logits are those of transformers, as in llama.cpp."""
+    value_length = settings["hidden_size"] // settings["num_attention_heads"]
+    file.metadata.setdefault("minicpm3.attention.value_length", value_length)
+    add_latent(file, settings)
+
+
 def _add_kimi_linear(file: GGUFFile, settings: Settings) -> None:
     """Its keys are not turned, and the part that others turn is there all the same."""
     add_latent(file, settings)
@@ -145,6 +152,7 @@ def _add_kimi_linear(file: GGUFFile, settings: Settings) -> None:
 # The name of an architecture in files -> its row.
 LATENT_ROWS: dict[str, Architecture] = {
     "deepseek2": Architecture("deepseek_v2", _add_deepseek_v2, LATENT, has_latents=True),
+    "minicpm3": Architecture("minicpm3", _add_minicpm3, LATENT, has_latents=True),
     "kimi-linear": Architecture("kimi_linear", _add_kimi_linear, KIMI_LINEAR, has_latents=True),
 }
 # In files of deepseek2 whose experts a sigmoid scores.
