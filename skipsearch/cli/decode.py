@@ -285,11 +285,7 @@ def _read_prompt(line: str | Row, chat: bool) -> Prompt:
 
 
 def _encode(
-    model: ModelAdapter,
-    name: str,
-    prompt: Prompt,
-    chat: bool,
-    max_new_tokens: int,
+    model: ModelAdapter, name: str, prompt: Prompt, chat: bool, max_new_tokens: int
 ) -> list[int]:
     """Return the token ids of a request, and warn if the answer may not fit into the context.
 

@@ -7,12 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skipsearch.errors import TaskError
-from skipsearch.tasks.conversations import (
-    name_conversation,
-    read_tools,
-    read_turns,
-    to_plain_text,
-)
+from skipsearch.tasks.conversations import name_conversation, read_tools, read_turns, to_plain_text
 from skipsearch.tasks.manifest import Manifest
 from skipsearch.tasks.prompt_template import fill_template, list_columns
 from skipsearch.tasks.rows import Row, take_first_turn
@@ -89,13 +84,13 @@ def _find_shape(columns: Mapping[str, Any]) -> tuple[str, ...] | None:
 def render_row(row: Row, manifest: Manifest) -> RenderedRow:
     """Render a row with the manifest's template.
 
-    A row without the template's columns is used as it is if it is of a known shape. Spec-Bench's
-    lines are, so they can be given to any task.
+    A row without the template's columns is used as it is if it has a prompt or a conversation.
+    Spec-Bench's lines have one, so they can be given to any task.
 
     Raises: TaskError that names the row and the column.
     """
     missing = [name for name in list_columns(manifest.template) if name not in row.columns]
-    if missing and name_conversation(row) is None and _find_shape(row.columns) is None:
+    if missing and name_conversation(row) is None and "prompt" not in row.columns:
         raise TaskError(
             f"{row.location}: there is no column {missing[0]!r}, which task {manifest.name} needs; "
             f"its columns are {_format_columns(row.columns)}"
@@ -104,9 +99,7 @@ def render_row(row: Row, manifest: Manifest) -> RenderedRow:
         prompt_from_row(row, manifest.chat)
         if missing
         else Prompt(
-            row.id,
-            _render_template(row, manifest.template, row.columns),
-            _read_category(row),
+            row.id, _render_template(row, manifest.template, row.columns), _read_category(row)
         )
     )
     return RenderedRow(row, strip_final_newline(prompt), is_complete=bool(missing))

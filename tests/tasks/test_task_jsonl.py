@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from skipsearch.errors import TaskError
 from skipsearch.replay.workload import encode_task_prompt, render_prompt
 from skipsearch.tasks import Prompt, load_task, read_prompts
@@ -243,10 +243,10 @@ def test_a_single_request_of_a_conversation_is_a_prompt_like_others(jsonl: Write
     [
         {"messages": [{"role": "user", "content": "Hi"}]},
         {"conversations": [{"from": "human", "value": "Hi"}]},
-        {"question": "Hi"},
+        {"turns": ["Hi", "Bye"]},
     ],
 )
-def test_a_file_for_a_task_may_have_requests_of_any_known_shape(
+def test_a_file_for_a_task_may_have_prompts_or_conversations_of_its_own(
     jsonl: Write, row: dict[str, object]
 ) -> None:
     task = load_task("chat", data=jsonl([row, {"prompt": "Bye"}]))
