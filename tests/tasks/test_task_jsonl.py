@@ -253,6 +253,23 @@ def test_a_file_for_a_task_may_have_prompts_or_conversations_of_its_own(
     assert {prompt.text for prompt in (*task.calibration, *task.holdout)} == {"Hi", "Bye"}
 
 
+def conversation(name: str, n_requests: int) -> list[dict[str, str]]:
+    """The requests of an agent: each begins with the one before."""
+    start = f"system: {name} " + "Mend the code. " * 10
+    return [{"prompt": start + "user: Go on. " * n} for n in range(1, n_requests + 1)]
+
+
+def test_requests_of_one_conversation_are_not_searched_and_measured_on_both(jsonl: Write) -> None:
+    rows = [row for name in "abcdefgh" for row in conversation(name, 5)]
+    task = load_task(jsonl(rows))
+    names = [{p.text.split()[1] for p in half} for half in (task.calibration, task.holdout)]
+    assert names[0] | names[1] == {*"abcdefgh"}
+    assert not names[0] & names[1]
+    assert len(task.holdout) == 20
+    alone = load_task(jsonl(conversation("a", 6)))
+    assert len(alone.calibration) == len(alone.holdout) == 3, "there is no other text"
+
+
 def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
     """Write rows in the format that the ending of a path names."""
     if path.suffix == ".json":
