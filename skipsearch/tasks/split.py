@@ -29,10 +29,8 @@ def order_prompts(prompts: Iterable[Prompt], seed: int) -> list[Prompt]:
     for prompt in prompts:
         distinct.setdefault(prompt.text.strip(), prompt)
     first = find_first_requests(distinct)
-    return [
-        distinct[text]
-        for text in sorted(distinct, key=lambda t: (stable_key(seed, first[t]), stable_key(seed, t)))
-    ]
+    order = {text: (stable_key(seed, first[text]), stable_key(seed, text)) for text in distinct}
+    return [distinct[text] for text in sorted(distinct, key=order.__getitem__)]
 
 
 def find_first_requests(texts: Iterable[str]) -> dict[str, str]:

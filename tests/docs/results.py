@@ -32,7 +32,8 @@ COMPARED_METHODS = {
     "`chat`, bfloat16": "methods-qwen-1b5-chat-bf16",
     "HumanEval, sampled, bfloat16": "methods-qwen-1b5-humaneval-bf16",
 }  # of one model, by task and format
-SAMPLED = ("methods-qwen-1b5-humaneval", "methods-qwen-1b5-humaneval-bf16")  # whose texts depend on draws
+# Their texts depend on draws.
+SAMPLED = ("methods-qwen-1b5-humaneval", "methods-qwen-1b5-humaneval-bf16")
 RECIPE_FILES = ROOT / "docs" / "results"
 UNTRAINED = ("lookup", "skip, reading less", "lookup, then skip, reading less")
 DRAFT_HEAD = {
