@@ -35,6 +35,7 @@ from skipsearch.tuning.events import (
 MIN_REPORTED_GAIN = 1.01  # ratio of two speedups; a smaller gain gets no line
 FEW_MASKS = 20  # so few judged masks get a line
 MAX_RACE_ROWS = 2  # recipes of a race; with more, the summary does not fit a screen
+MIN_INTERVAL_PROMPTS = 5  # of a race; intervals of fewer are too wide
 
 
 class TuneView(StageView):
@@ -200,7 +201,7 @@ class TuneView(StageView):
                 "" if i else "→",
                 str(r.recipe),
                 f"{r.predicted_speedup:.2f}×" if r.predicted_speedup else "",
-                f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})",
+                _format_raced(r),
                 str(r.n_prompts),
             )
         console.print(table)
@@ -213,6 +214,12 @@ class TuneView(StageView):
         console.print(f"→ chosen{more}{doubt}", style="dim")
         for line in explain_terms([str(r.recipe) for r in raced[:MAX_RACE_ROWS]], console.width):
             console.print(line, style="dim")
+
+
+def _format_raced(raced: CandidateMeasured) -> str:
+    """Return the measured speedup, with its interval if prompts suffice for one."""
+    interval = f" ({raced.speedup.low:.2f}–{raced.speedup.high:.2f})"
+    return f"{raced.speedup.mean:.2f}×{interval if raced.n_prompts >= MIN_INTERVAL_PROMPTS else ''}"
 
 
 def _describe_longest(longest: LongestDecoding) -> str:

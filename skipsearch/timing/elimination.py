@@ -32,7 +32,7 @@ MIN_COMPARED_PROMPTS = 5  # before anything is certain; intervals of fewer say n
 ROUNDING = 1e-9  # of a difference of logarithms
 # Prompts that plain decoding and the winner decode at least, for the winner's speedup. The
 # comparison does not need them: if time is short, plain decoding has MIN_PLAIN_PROMPTS.
-PLAIN_PROMPTS, MIN_PLAIN_PROMPTS = 8, 2
+PLAIN_PROMPTS, MIN_PLAIN_PROMPTS = 8, 3
 
 
 class RaceResult(NamedTuple):

@@ -373,13 +373,13 @@ def test_a_budget_is_that_of_all_stages() -> None:
     assert profile.measured.prompts == 3, "there are no more"
 
 
-@pytest.mark.parametrize(("limit_s", "n"), [(1e-9, 1), (32.0, 1), (33.0, 2), (1e9, 4)])
+@pytest.mark.parametrize(("limit_s", "n"), [(1e-9, 1), (37.0, 1), (38.0, 2), (1e9, 4)])
 def test_as_many_recipes_race_as_there_is_time_for(limit_s: float, n: int) -> None:
     candidates = [made_up_candidate(seconds) for seconds in (0.5, 0.6, 0.4, 0.8)]
     events: list[TuneEvent] = []
     kept, n_plain = race.limit_racers(candidates, limit_s, text_s=5.0, on_event=events.append)
     assert [candidate.seconds_per_token for candidate in kept] == [0.4, 0.5, 0.6, 0.8][:n]
-    assert n_plain == (8 if n == 4 else 2), "plain decoding needs few prompts of a race"
+    assert n_plain == (8 if n == 4 else 3), "plain decoding needs few prompts of a race"
     assert len(events) == (n < 4)
 
 
