@@ -219,7 +219,7 @@ def whole_answers_picture() -> str:
     """Plain and drafted decoding of whole answers by two pretrained models, as bars."""
     panels = {title: whole_answers(task) for task, title in PICTURED.items()}
     labels = [row["name"] for row in whole_answers("chat")]
-    return draw_bars(panels, labels, figsize=(8.4, 2.6), most=2.1)
+    return draw_bars(panels, labels, figsize=(8.4, 2.6), most=2.25)
 
 
 def draw_bars(
