@@ -274,14 +274,16 @@ def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedRo
 
 def _read_prompt(line: str | Row, chat: bool) -> Prompt:
     """Return the prompt of a request. A conversation goes through the template without --chat."""
-    from skipsearch.tasks.conversations import name_conversation, read_turns
+    from skipsearch.tasks.conversations import name_conversation
     from skipsearch.tasks.prompt_rows import prompt_from_row
     from skipsearch.tasks.task import Prompt
 
     if isinstance(line, str):
         return Prompt("prompt", line)
     prompt = prompt_from_row(line, chat)
-    return prompt if name_conversation(line) is None else replace(prompt, turns=read_turns(line))
+    if name_conversation(line) is None or prompt.turns:
+        return prompt
+    return replace(prompt, turns=[{"role": "user", "content": prompt.text}])
 
 
 def _encode(
@@ -292,18 +294,14 @@ def _encode(
     Raises: ModelError for a model without a tokenizer.
     """
     from skipsearch.errors import ModelError
-    from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
+    from skipsearch.replay.workload import encode_request
 
     if model.tokenizer is None:
         raise ModelError(
             f"{model.spec.id} has no tokenizer, so it takes token ids only: use Decoder.generate "
             "from Python"
         )
-    ids = (
-        encode_chat(model.tokenizer, prompt.turns, tools=prompt.tools or None)
-        if prompt.turns
-        else encode_prompt(model.tokenizer, prompt.text, chat=chat)
-    )
+    ids = encode_request(model.tokenizer, prompt, chat or bool(prompt.turns))
     capacity = None if model.spec.context_length is None else model.spec.context_length - len(ids)
     if capacity is not None and 0 < capacity < max_new_tokens:
         warn(

@@ -35,7 +35,6 @@ from skipsearch.tuning.events import (
 MIN_REPORTED_GAIN = 1.01  # ratio of two speedups; a smaller gain gets no line
 FEW_MASKS = 20  # so few judged masks get a line
 MAX_RACE_ROWS = 2  # recipes of a race; with more, the summary does not fit a screen
-MIN_INTERVAL_PROMPTS = 5  # of a race; intervals of fewer are too wide
 
 
 class TuneView(StageView):
@@ -217,9 +216,11 @@ class TuneView(StageView):
 
 
 def _format_raced(raced: CandidateMeasured) -> str:
-    """Return the measured speedup, with its interval if prompts suffice for one."""
+    """Return the measured speedup, with the interval if prompts suffice for one."""
+    from skipsearch.timing.elimination import MIN_COMPARED_PROMPTS
+
     interval = f" ({raced.speedup.low:.2f}–{raced.speedup.high:.2f})"
-    return f"{raced.speedup.mean:.2f}×{interval if raced.n_prompts >= MIN_INTERVAL_PROMPTS else ''}"
+    return f"{raced.speedup.mean:.2f}×{interval if raced.n_prompts >= MIN_COMPARED_PROMPTS else ''}"
 
 
 def _describe_longest(longest: LongestDecoding) -> str:

@@ -209,11 +209,21 @@ def render_prompt(task: Task, tokenizer: object, prompt: Prompt) -> str:
 def encode_task_prompt(
     task: Task, tokenizer: object, prompt: Prompt, max_tokens: int | None = None
 ) -> list[int]:
-    """Return the token ids of a prompt, as `render_prompt` renders it.
-
-    max_tokens: a longer prompt loses its beginning. Raises: ModelError.
+    """Return the token ids of a prompt, as `render_prompt` renders it. max_tokens, errors: as for
+    `encode_request`.
     """
     chat = task_chat_template(task, tokenizer) is not None
+    return encode_request(tokenizer, prompt, chat, max_tokens)
+
+
+def encode_request(
+    tokenizer: object, prompt: Prompt, chat: bool, max_tokens: int | None = None
+) -> list[int]:
+    """Return the token ids of a prompt. chat: render it in the chat template.
+
+    max_tokens: a longer prompt loses its beginning. Raises: ModelError, also if a conversation is
+    to be rendered and there is no template.
+    """
     if not (chat and prompt.turns):
         return encode_prompt(tokenizer, prompt.text, chat=chat, max_tokens=max_tokens)
     ids = encode_chat(tokenizer, prompt.turns, tools=prompt.tools or None)

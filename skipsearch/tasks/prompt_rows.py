@@ -48,7 +48,7 @@ def prompt_from_row(row: Row, chat: bool = False) -> Prompt:
     """
     if name_conversation(row) is not None:
         turns, tools = read_turns(row), read_tools(row)
-        is_request = len(turns) == 1 and not tools  # as any other row
+        is_request = not tools and [turn["role"] for turn in turns] == ["user"]  # as other rows
         text = _require_text(row, to_plain_text(turns))
         return Prompt(row.id, text, _read_category(row), *(() if is_request else (turns, tools)))
     columns = take_first_turn(row.columns)

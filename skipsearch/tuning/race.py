@@ -185,7 +185,7 @@ def limit_racers(
         fastest_first = [min(near, key=_count_models)]
         on_event(
             Notice(
-                "the budget is too short for a race: the recipe with the best prediction is "
+                "the budget is too short for a race: the prediction chooses the recipe that is "
                 "measured"
             )
         )

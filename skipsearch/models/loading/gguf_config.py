@@ -133,9 +133,10 @@ def _read_common(file: GGUFFile, row: Architecture) -> Settings:
     if not row.windows_turn:
         others["rope.freq_base_swa"] = theta
     rope = _read_rope(file, architecture, head_dim, row.partly_rotated)
-    if rope["rope_type"] == "longrope":  # the factor is in it
-        others["rope.scaling.attn_factor"] = rope["attention_factor"]
-    for key, neutral in {**NEUTRAL, **others}.items():
+    neutrals = {**NEUTRAL, **others}
+    if rope["rope_type"] == "longrope":
+        del neutrals["rope.scaling.attn_factor"]  # has been read
+    for key, neutral in neutrals.items():
         if (value := file.metadata.get(f"{architecture}.{key}", neutral)) != neutral:
             raise GGUFError(
                 f"{file.name}: {architecture}.{key} is {str(value)[:40]}, and files are read only "
@@ -227,15 +228,12 @@ def _read_rope(file: GGUFFile, architecture: str, head_dim: int, partly_rotated:
             f"{file.name}: its rotary angles are scaled by {kind[:40]!r}, and GGUF files are read "
             f"with {', '.join(ROPE_TYPES)}: take the model's folder instead"
         )
-    if kind == "longrope":
-        rope["rope_type"] = kind
-    elif kind != "none" and factor:
+    if kind in ("linear", "yarn") and factor:
         rope |= {"rope_type": kind, "factor": factor}
-    original_key = f"{scaling}.original_context_length"
-    if kind == "longrope" and original_key not in file.metadata:
-        original_key = f"{architecture}.context_length"
-    if rope["rope_type"] in ("yarn", "longrope"):
-        rope["original_max_position_embeddings"] = file.require_int(original_key)
+    if rope["rope_type"] == "yarn":
+        rope["original_max_position_embeddings"] = file.require_int(
+            f"{scaling}.original_context_length"
+        )
     n_rotary = file.get(f"{architecture}.rope.dimension_count", int, head_dim)
     least = 2 if partly_rotated else head_dim
     if not least <= n_rotary <= head_dim or n_rotary % 2:
@@ -244,14 +242,28 @@ def _read_rope(file: GGUFFile, architecture: str, head_dim: int, partly_rotated:
             f"from {least} to {head_dim}: take the model's folder instead"
         )
     if kind == "longrope":
-        rope["attention_factor"] = file.require_float(f"{scaling}.attn_factor", 1.0, 1e-3, 1e3)
-        for length in ("short", "long"):
-            divisors = file.tensor(f"rope_factors_{length}.weight", (n_rotary // 2,))
-            if not bool((divisors > 0).all()):
-                raise GGUFError(f"{file.name}: rope_factors_{length}.weight does not fit the model")
-            rope[f"{length}_factor"] = divisors.tolist()
+        rope |= _read_longrope(file, architecture, n_rotary)
     if partly_rotated:
         rope["partial_rotary_factor"] = find_rotary_factor(n_rotary, head_dim)
+    return rope
+
+
+def _read_longrope(file: GGUFFile, architecture: str, n_rotary: int) -> Settings:
+    """Return what `longrope` adds. Its divisors of frequencies are tensors of the file."""
+    scaling = f"{architecture}.rope.scaling"
+    original = f"{scaling}.original_context_length"
+    if original not in file.metadata:  # as in llama.cpp
+        original = f"{architecture}.context_length"
+    rope: Settings = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": file.require_int(original),
+        "attention_factor": file.require_float(f"{scaling}.attn_factor", 1.0, 1e-3, 1e3),
+    }
+    for length in ("short", "long"):
+        divisors = file.tensor(f"rope_factors_{length}.weight", (n_rotary // 2,))
+        if not bool((divisors > 0).all()):
+            raise GGUFError(f"{file.name}: rope_factors_{length}.weight does not fit the model")
+        rope[f"{length}_factor"] = divisors.tolist()
     return rope
 
 
