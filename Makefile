@@ -3,7 +3,8 @@
 # make lint   the first part of make test: code, texts, words, types
 # make thorough   the tests that decode for long, which `make test` leaves out; CI runs those of losslessness and of shared searches
 # make real   by hand: fetch a pretrained model (98 MB), tune it on chats, decode with it and compare with llama.cpp; under 10 minutes on 2 cores, results in build/real/
-# make real-large   by hand: the same with a model of 1.5 B parameters (1.1 GB in 22 packages), and the tests that need it
+# make real-large   by hand: the same with a model of 1.5 B parameters (1.1 GB in 22 packages)
+# make test-large   by hand: the tests that need this model; 9 GB of memory
 # make real-short   fetch the same model and run the tests that need it; CI does so
 # make gpu    by hand, where there is a GPU: its tests, benchmarks of models of 8 M to 13 B parameters, a search; results in build/gpu/
 # All install what they need into .venv/ first. PYTHON=… chooses the interpreter (3.11 or newer).
@@ -12,7 +13,7 @@ BIN := .venv/bin
 DEMO := build/demo
 GPU := build/gpu
 
-.PHONY: demo real real-large real-short gpu lint test thorough slow clean
+.PHONY: demo real real-large test-large real-short gpu lint test thorough slow clean
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "skipsearch needs Python 3.11 or newer: make PYTHON=python3.11 …")'
@@ -37,11 +38,15 @@ demo: .venv/installed
 	$(BIN)/skipsearch tune --model demo --task pycode --budget 90s --threads 1 --out $(DEMO)/profile.yaml --force
 	$(BIN)/skipsearch decode --profile $(DEMO)/profile.yaml --prompt 'def parse_arguments(argv=None):' --max-new-tokens 96 --end-on-repeat 8 --side-by-side
 
+LARGE := qwen2.5-coder-1.5b-instruct-gguf
 real: .venv/installed
 	$(BIN)/python tools/real_model.py
 
 real-large: .venv/installed
-	$(BIN)/python tools/real_model.py --model qwen2.5-coder-1.5b-instruct-gguf
+	$(BIN)/python tools/real_model.py --model $(LARGE)
+
+test-large: .venv/installed
+	$(BIN)/python tools/real_model.py --fetch-only --model $(LARGE)
 	$(BIN)/python -m pytest -m large
 
 real-short: .venv/installed

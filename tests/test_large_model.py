@@ -3,7 +3,7 @@
 The rules are those of `test_real_model.py`, at eleven times the size and in the format that most
 files have. It needs 9 GB of memory.
 
-    make real-large
+    make test-large
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from skipsearch.tasks import load_task
 
 ALIAS = "qwen2.5-coder-1.5b-instruct-gguf"
 FILE = packaged_file(ALIAS)
-pytestmark = marks_of(ALIAS, pytest.mark.large, "make real-large")
+pytestmark = marks_of(ALIAS, pytest.mark.large, "make test-large")
 
 N_CHATS = 8
 LAYERS = tuple(range(8, 20))

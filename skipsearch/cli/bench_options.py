@@ -171,12 +171,12 @@ def load_bench_task(setup: SystemSetup, data: Path | None) -> Task:
 
     If the profile is for prompts in the chat template, the prompts of a file are put into it, too.
     """
-    from skipsearch.replay.workload import context_warnings, template_warnings
+    from skipsearch.replay.workload import task_warnings
     from skipsearch.tasks import load_task
 
     is_chat = setup.profile is not None and setup.profile.task.is_chat
     chosen, model = load_task(setup.task, data=data, chat=is_chat), setup.model
-    warn([*chosen.notes, *context_warnings(chosen, model.spec), *template_warnings(chosen, model)])
+    warn([*chosen.notes, *task_warnings(chosen, model)])
     return chosen
 
 

@@ -36,7 +36,8 @@ def run(
         typer.Option(
             help=f"What to compare, with commas between: {OUR_SYSTEMS}; hf-generate, hf-compile, "
             "hf-early-exit, hf-lookup; llama-cpp, llama-cpp-lookup (pip install "
-            "'skipsearch[llama-cpp]'). Default: plain, profile, hf-generate."
+            "'skipsearch[llama-cpp]'). Default: plain, profile, and hf-generate unless the weights "
+            "are quantised."
         ),
     ] = None,
     prompts: Prompts = 16,

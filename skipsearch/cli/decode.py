@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from skipsearch.decoding import Decoder, Generation
     from skipsearch.models import ModelAdapter
     from skipsearch.tasks.rows import Row
+    from skipsearch.tasks.task import Prompt
 
     NamedRow = tuple[str, str | Row]
 
@@ -201,15 +203,22 @@ def decode(
             either.generate([0, 0], 16, ignore_eos=True)
     if side_by_side and plain is not None and prompt is not None:
         kinds = [spec.kind for spec in decoder.recipe.drafters]
-        ids = _encode(adapter, "prompt", prompt, chat, max_new_tokens)
+        ids = _encode(adapter, "prompt", _read_prompt(prompt, chat), chat, max_new_tokens)
         plain_run, drafted_run = record_in_turns([plain, decoder], ids, options)
         show_side_by_side(out, plain_run, drafted_run, kinds)
         return
     differing = 0
     for name, line in requests:
-        text = _read_prompt(line, chat)
         differing += _decode_one(
-            adapter, decoder, plain, name, text, chat, options, as_json, titled=prompt is None
+            adapter,
+            decoder,
+            plain,
+            name,
+            _read_prompt(line, chat),
+            chat,
+            options,
+            as_json,
+            titled=prompt is None,
         )
     if (
         check
@@ -263,39 +272,36 @@ def _read_requests(prompt: str | None, prompts: Path | None) -> Iterable[NamedRo
     )
 
 
-def _read_prompt(line: str | Row, chat: bool) -> str | list[dict[str, str]]:
-    """Return the text or the messages of a request."""
-    from skipsearch.tasks.prompt_rows import parse_messages, prompt_from_row
+def _read_prompt(line: str | Row, chat: bool) -> Prompt:
+    """Return the prompt of a request. A conversation goes through the template without --chat."""
+    from skipsearch.tasks.conversations import name_conversation
+    from skipsearch.tasks.prompt_rows import prompt_from_row
+    from skipsearch.tasks.task import Prompt
 
     if isinstance(line, str):
-        return line
-    return parse_messages(line) or prompt_from_row(line, chat).text
+        return Prompt("prompt", line)
+    prompt = prompt_from_row(line, chat)
+    if name_conversation(line) is None or prompt.turns:
+        return prompt
+    return replace(prompt, turns=[{"role": "user", "content": prompt.text}])
 
 
 def _encode(
-    model: ModelAdapter,
-    name: str,
-    prompt: str | list[dict[str, str]],
-    chat: bool,
-    max_new_tokens: int,
+    model: ModelAdapter, name: str, prompt: Prompt, chat: bool, max_new_tokens: int
 ) -> list[int]:
     """Return the token ids of a request, and warn if the answer may not fit into the context.
 
     Raises: ModelError for a model without a tokenizer.
     """
     from skipsearch.errors import ModelError
-    from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
+    from skipsearch.replay.workload import encode_request
 
     if model.tokenizer is None:
         raise ModelError(
             f"{model.spec.id} has no tokenizer, so it takes token ids only: use Decoder.generate "
             "from Python"
         )
-    ids = (
-        encode_prompt(model.tokenizer, prompt, chat=chat)
-        if isinstance(prompt, str)
-        else encode_chat(model.tokenizer, prompt)
-    )
+    ids = encode_request(model.tokenizer, prompt, chat or bool(prompt.turns))
     capacity = None if model.spec.context_length is None else model.spec.context_length - len(ids)
     if capacity is not None and 0 < capacity < max_new_tokens:
         warn(
@@ -312,7 +318,7 @@ def _decode_one(
     decoder: Decoder,
     plain_decoder: Decoder | None,
     name: str,
-    prompt: str | list[dict[str, str]],
+    prompt: Prompt,
     chat: bool,
     options: dict,
     as_json: bool,

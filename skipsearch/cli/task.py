@@ -92,18 +92,22 @@ def _tokenize_for_model(
     The facts are the model's chat template, numbers of tokens, and how many prompts are too long.
     """
     from skipsearch.models import load_tokenizer
-    from skipsearch.models.chat.chat_text import encode_prompt
-    from skipsearch.replay.workload import render_prompt, template_sha256, token_limits
+    from skipsearch.replay.workload import (
+        encode_task_prompt,
+        render_prompt,
+        template_sha256,
+        token_limits,
+    )
 
     tokenizer, context = load_tokenizer(model)
     max_prompt_tokens, max_new_tokens = token_limits(task, context)
     template = template_sha256(task, tokenizer)
     counts = [
-        len(encode_prompt(tokenizer, prompt.text, chat=template is not None))
+        len(encode_task_prompt(task, tokenizer, prompt))
         for prompt in task.calibration + task.holdout
     ]
     prompts = [
-        {"id": prompt.id, "text": render_prompt(task, tokenizer, prompt.text), "tokens": count}
+        {"id": prompt.id, "text": render_prompt(task, tokenizer, prompt), "tokens": count}
         for prompt, count in zip(task.calibration[:n_shown], counts, strict=False)
     ]
     return prompts, {

@@ -171,7 +171,7 @@ def tune(
     from skipsearch.profile import save_profile
     from skipsearch.profile.canonical import to_plain_data
     from skipsearch.profile.copy_modules import copy_modules
-    from skipsearch.replay.workload import context_warnings, template_warnings
+    from skipsearch.replay.workload import task_warnings
     from skipsearch.tasks import load_task, task_files
     from skipsearch.tasks.sources.data_files import is_data_file
     from skipsearch.tuning.driver import tune as run
@@ -218,12 +218,7 @@ def tune(
     if out is not None:
         writable(out)  # before the model is loaded
     adapter = load_cli_model(model, loading)
-    warn(
-        [
-            *context_warnings(chosen, adapter.spec),
-            *template_warnings(chosen, adapter, is_file=is_data_file(task)),
-        ]
-    )
+    warn(task_warnings(chosen, adapter, is_file=is_data_file(task)))
     target = out or default_path(adapter, chosen.name)
     journal = writable(target)
     if force and not is_url(journal):

@@ -200,7 +200,7 @@ class TuneView(StageView):
                 "" if i else "→",
                 str(r.recipe),
                 f"{r.predicted_speedup:.2f}×" if r.predicted_speedup else "",
-                f"{r.speedup.mean:.2f}× ({r.speedup.low:.2f}–{r.speedup.high:.2f})",
+                _format_raced(r),
                 str(r.n_prompts),
             )
         console.print(table)
@@ -213,6 +213,14 @@ class TuneView(StageView):
         console.print(f"→ chosen{more}{doubt}", style="dim")
         for line in explain_terms([str(r.recipe) for r in raced[:MAX_RACE_ROWS]], console.width):
             console.print(line, style="dim")
+
+
+def _format_raced(raced: CandidateMeasured) -> str:
+    """Return the measured speedup, with the interval if prompts suffice for one."""
+    from skipsearch.timing.elimination import MIN_COMPARED_PROMPTS
+
+    interval = f" ({raced.speedup.low:.2f}–{raced.speedup.high:.2f})"
+    return f"{raced.speedup.mean:.2f}×{interval if raced.n_prompts >= MIN_COMPARED_PROMPTS else ''}"
 
 
 def _describe_longest(longest: LongestDecoding) -> str:

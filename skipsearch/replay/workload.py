@@ -14,7 +14,13 @@ from skipsearch.decoding.repetition import EndOnRepeat, find_loop_start
 from skipsearch.engine.sampler import SamplingParams
 from skipsearch.errors import TaskError
 from skipsearch.models.adapter import ModelAdapter, ModelSpec
-from skipsearch.models.chat.chat_text import encode_prompt, get_chat_template, render_user_turn
+from skipsearch.models.chat.chat_text import (
+    encode_chat,
+    encode_prompt,
+    get_chat_template,
+    render_chat,
+    render_user_turn,
+)
 from skipsearch.tasks.task import Prompt, Task
 
 
@@ -100,11 +106,7 @@ def make_workload(model: ModelAdapter, task: Task, prompts: Sequence[Prompt]) ->
             "beside its weights"
         )
     max_prompt, max_new = token_limits(task, model.spec.context_length)
-    chat = task_chat_template(task, model.tokenizer) is not None
-    rows = [
-        tuple(encode_prompt(model.tokenizer, p.text, chat=chat, max_tokens=max_prompt))
-        for p in prompts
-    ]
+    rows = [tuple(encode_task_prompt(task, model.tokenizer, p, max_prompt)) for p in prompts]
     nonempty = [(p.id, row) for p, row in zip(prompts, rows, strict=True) if row]
     if not nonempty:
         raise TaskError(f"task {task.name} has no prompt that this tokenizer turns into tokens")
@@ -131,7 +133,20 @@ def token_limits(task: Task, context: int | None) -> tuple[int, int]:
     return min(task.max_prompt_tokens, context - new), new
 
 
-def context_warnings(task: Task, spec: ModelSpec) -> list[str]:
+def task_warnings(task: Task, model: ModelAdapter, is_file: bool = False) -> list[str]:
+    """Return what a task means for a model: limits that cut it, and a missing chat template.
+
+    is_file: the prompts are a file of the user's own. They may be requests, too, if the model has a
+    template.
+    """
+    return [
+        *_context_warnings(task, model.spec),
+        *_length_warnings(task, model),
+        *_template_warnings(task, model, is_file),
+    ]
+
+
+def _context_warnings(task: Task, spec: ModelSpec) -> list[str]:
     """Return a warning if the model's context is too small for the task's generations."""
     most, new = token_limits(task, spec.context_length)
     if new == task.max_new_tokens:
@@ -143,12 +158,25 @@ def context_warnings(task: Task, spec: ModelSpec) -> list[str]:
     ]
 
 
-def template_warnings(task: Task, model: ModelAdapter, is_file: bool = False) -> list[str]:
-    """Return a warning if the task's prompts are requests and the model has no chat template.
+def _length_warnings(task: Task, model: ModelAdapter) -> list[str]:
+    """Return a warning if prompts of the task are cut."""
+    if model.tokenizer is None:
+        return []
+    limit, _ = token_limits(task, model.spec.context_length)
+    prompts = task.calibration + task.holdout
+    lengths = [len(encode_task_prompt(task, model.tokenizer, prompt)) for prompt in prompts]
+    n_cut = sum(length > limit for length in lengths)
+    if not n_cut:
+        return []
+    return [
+        f"{n_cut} of the {len(prompts)} prompts of {task.name} are longer than {limit:,} tokens, "
+        f"the longest has {max(lengths):,}: they lose their beginning here; a task.yaml of your "
+        "own sets another max_prompt_tokens"
+    ]
 
-    is_file: the prompts are a file of the user's own. They may be requests, too, if the model has a
-    template.
-    """
+
+def _template_warnings(task: Task, model: ModelAdapter, is_file: bool) -> list[str]:
+    """Return a warning if the task's prompts are requests and the model has no chat template."""
     if is_file and not task.chat and get_chat_template(model.tokenizer) is not None:
         special = getattr(model.tokenizer, "all_special_tokens", ())
         if any(token in prompt.text for prompt in task.calibration for token in special):
@@ -169,11 +197,37 @@ def template_warnings(task: Task, model: ModelAdapter, is_file: bool = False) ->
     ]
 
 
-def render_prompt(task: Task, tokenizer: object, text: str) -> str:
+def render_prompt(task: Task, tokenizer: object, prompt: Prompt) -> str:
     """Return a prompt in the chat template, if the task asks for one and the tokenizer has one."""
-    return (
-        text if task_chat_template(task, tokenizer) is None else render_user_turn(tokenizer, text)
-    )
+    if task_chat_template(task, tokenizer) is None:
+        return prompt.text
+    if prompt.turns:
+        return render_chat(tokenizer, prompt.turns, tools=prompt.tools or None)
+    return render_user_turn(tokenizer, prompt.text)
+
+
+def encode_task_prompt(
+    task: Task, tokenizer: object, prompt: Prompt, max_tokens: int | None = None
+) -> list[int]:
+    """Return the token ids of a prompt, as `render_prompt` renders it. max_tokens, errors: as for
+    `encode_request`.
+    """
+    chat = task_chat_template(task, tokenizer) is not None
+    return encode_request(tokenizer, prompt, chat, max_tokens)
+
+
+def encode_request(
+    tokenizer: object, prompt: Prompt, chat: bool, max_tokens: int | None = None
+) -> list[int]:
+    """Return the token ids of a prompt. chat: render it in the chat template.
+
+    max_tokens: a longer prompt loses its beginning. Raises: ModelError, also if a conversation is
+    to be rendered and there is no template.
+    """
+    if not (chat and prompt.turns):
+        return encode_prompt(tokenizer, prompt.text, chat=chat, max_tokens=max_tokens)
+    ids = encode_chat(tokenizer, prompt.turns, tools=prompt.tools or None)
+    return ids if max_tokens is None else ids[-max_tokens:]
 
 
 def task_chat_template(task: Task, tokenizer: object) -> str | None:

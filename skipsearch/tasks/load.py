@@ -9,6 +9,7 @@ from pathlib import Path
 
 from skipsearch.core.registry import unknown_name
 from skipsearch.errors import TaskError
+from skipsearch.tasks.conversations import name_conversation
 from skipsearch.tasks.manifest import (
     MANIFEST_NAME,
     HubSource,
@@ -188,6 +189,7 @@ def _read_data_rows(data: Path) -> list[Row]:
 def _task_from_data_file(path: Path, chat: bool) -> Task:
     """Return the task of a file of prompts that no manifest describes."""
     rows = read_data_file(path)
+    chat = chat or all(name_conversation(row) for row in rows)
     prompts = [strip_final_newline(prompt_from_row(row, chat)) for row in rows]
     calibration, holdout = split_pool(prompts, JSONL_CALIBRATION, JSONL_HOLDOUT, 0, str(path))
     read_columns = sorted({name_read_columns(row) for row in rows} - {"prompt"})
@@ -205,7 +207,7 @@ def _task_from_data_file(path: Path, chat: bool) -> Task:
         max_prompt_tokens=JSONL_PROMPT_TOKENS,
         end_on_repeat="loop",
         seed=0,
-        chat=False,
+        chat=chat,
         notes=notes,
         calibration=tuple(calibration),
         holdout=tuple(holdout),

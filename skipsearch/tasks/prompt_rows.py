@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skipsearch.errors import TaskError
+from skipsearch.tasks.conversations import name_conversation, read_tools, read_turns, to_plain_text
 from skipsearch.tasks.manifest import Manifest
 from skipsearch.tasks.prompt_template import fill_template, list_columns
 from skipsearch.tasks.rows import Row, take_first_turn
@@ -16,7 +17,7 @@ from skipsearch.tasks.task import Prompt
 # The shapes of a line that no manifest describes: its columns and their template, as text to
 # continue and as a request to a chat model. The first shape that fits is used.
 ROW_SHAPES = {
-    # our own, HumanEval, and the first turn of Spec-Bench and of conversations
+    # our own, HumanEval, and the first turn of Spec-Bench
     ("prompt",): ("{prompt}", "{prompt}"),
     ("article", "highlights"): ("Article: {article}\nSummary:", "Summarize:\n{article}"),  # CNN/DM
     ("instruction", "input"): ("{instruction}\n\n{input}", "{instruction}\n\n{input}"),  # Alpaca
@@ -25,7 +26,6 @@ ROW_SHAPES = {
     ("problem",): ("Problem: {problem}\nSolution:", "{problem}"),  # MATH
     ("text",): ("{text}", "{text}"),
 }
-USER_ROLES = ("user", "human")  # of the turns of OpenAI's `messages` and ShareGPT's `conversations`
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,12 @@ def prompt_from_row(row: Row, chat: bool = False) -> Prompt:
     chat: as a request to a chat model, not as text to continue.
     Raises: TaskError if its columns have no known shape.
     """
-    columns = _take_first_request(row)
+    if name_conversation(row) is not None:
+        turns, tools = read_turns(row), read_tools(row)
+        is_request = not tools and [turn["role"] for turn in turns] == ["user"]  # as other rows
+        text = _require_text(row, to_plain_text(turns))
+        return Prompt(row.id, text, _read_category(row), *(() if is_request else (turns, tools)))
+    columns = take_first_turn(row.columns)
     needed = _find_shape(columns)
     if needed is None:
         known = ", ".join("{" + ", ".join(needed) + "}" for needed in ROW_SHAPES)
@@ -61,11 +66,11 @@ def prompt_from_row(row: Row, chat: bool = False) -> Prompt:
 
 def name_read_columns(row: Row) -> str:
     """Return the names of the columns that `prompt_from_row` reads."""
-    turns = next(
-        (name for name in ("turns", "messages", "conversations") if name in row.columns), ""
-    )
-    if turns and "prompt" not in row.columns:
-        return f"the first user turn of {turns}"
+    conversation = name_conversation(row)
+    if conversation is not None:
+        return f"{conversation}, up to the last answer"
+    if "turns" in row.columns and "prompt" not in row.columns:
+        return "the first of turns"
     return ", ".join(_find_shape(row.columns) or ())
 
 
@@ -76,71 +81,28 @@ def _find_shape(columns: Mapping[str, Any]) -> tuple[str, ...] | None:
     return next(filled, fitting[0] if fitting else None)
 
 
-def _take_first_request(row: Row) -> Mapping[str, Any]:
-    """Return the columns with the first turn of the user as `prompt`, where there are turns.
-
-    Later turns need the model's own answers. Raises: TaskError for a conversation without a user.
-    """
-    columns = take_first_turn(row.columns)
-    turns = columns.get("messages", columns.get("conversations"))
-    if "prompt" in columns or turns is None:
-        return columns
-    for turn in turns if isinstance(turns, list) else ():
-        if isinstance(turn, dict) and turn.get("role", turn.get("from")) in USER_ROLES:
-            return {**columns, "prompt": turn.get("content", turn.get("value"))}
-    raise TaskError(
-        f"{row.location}: its conversation has no turn of a user; a turn is "
-        '{"role": "user", "content": "…"} or {"from": "human", "value": "…"}'
-    )
-
-
-def parse_messages(row: Row) -> list[dict[str, str]] | None:
-    """Return the messages of a line with `messages`, as chat clients write them; None for any other
-    line.
-
-    Raises: TaskError.
-    """
-    if "messages" not in row.columns:
-        return None
-    turns = row.columns["messages"]
-    if (
-        not isinstance(turns, list)
-        or not turns
-        or not all(
-            isinstance(turn, dict)
-            and isinstance(turn.get("role"), str)
-            and isinstance(turn.get("content"), str)
-            for turn in turns
-        )
-    ):
-        raise TaskError(
-            f"{row.location}: messages is {str(turns)[:60]!r}; it is a list of turns such as "
-            '{"role": "user", "content": "…"}'
-        )
-    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
-
-
 def render_row(row: Row, manifest: Manifest) -> RenderedRow:
     """Render a row with the manifest's template.
 
-    A row without the template's columns is used as it is if it has a prompt of its own.
+    A row without the template's columns is used as it is if it has a prompt or a conversation.
     Spec-Bench's lines have one, so they can be given to any task.
 
     Raises: TaskError that names the row and the column.
     """
     missing = [name for name in list_columns(manifest.template) if name not in row.columns]
-    if missing and "prompt" not in row.columns:
+    if missing and name_conversation(row) is None and "prompt" not in row.columns:
         raise TaskError(
             f"{row.location}: there is no column {missing[0]!r}, which task {manifest.name} needs; "
             f"its columns are {_format_columns(row.columns)}"
         )
-    template = "{prompt}" if missing else manifest.template
-    text = _render_template(row, template, row.columns)
-    return RenderedRow(
-        row,
-        strip_final_newline(Prompt(row.id, text, _read_category(row))),
-        is_complete=bool(missing),
+    prompt = (
+        prompt_from_row(row, manifest.chat)
+        if missing
+        else Prompt(
+            row.id, _render_template(row, manifest.template, row.columns), _read_category(row)
+        )
     )
+    return RenderedRow(row, strip_final_newline(prompt), is_complete=bool(missing))
 
 
 def strip_final_newline(prompt: Prompt) -> Prompt:
@@ -186,15 +148,20 @@ def prepend_shots(
 def _render_template(row: Row, template: str, columns: Mapping[str, Any]) -> str:
     """Fill a template with the columns of a row. Raises: TaskError."""
     try:
-        text = fill_template(template, columns)
+        return _require_text(row, fill_template(template, columns))
+    except ValueError as error:
+        raise TaskError(f"{row.location}: {error}") from error
+
+
+def _require_text(row: Row, text: str) -> str:
+    """Return a prompt's text. Raises: TaskError for one that is empty or no Unicode."""
+    try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise TaskError(
             f"{row.location}: the text holds half of a surrogate pair, which is no character; mend "
             "the data"
         ) from error
-    except ValueError as error:
-        raise TaskError(f"{row.location}: {error}") from error
     if not text.strip():
         raise TaskError(
             f"{row.location}: the prompt is empty; a prompt has at least one visible character"

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from skipsearch.errors import TaskError
 from skipsearch.tasks.task import Prompt
 
+MIN_REQUEST_LENGTH = 80  # characters of a request that a later one may begin with
+
 
 def stable_key(seed: int, text: str) -> str:
     """Return a sort key that depends on the seed and the text alone.
@@ -20,12 +22,29 @@ def stable_key(seed: int, text: str) -> str:
 def order_prompts(prompts: Iterable[Prompt], seed: int) -> list[Prompt]:
     """Return the prompts in the order of `stable_key`, each text once.
 
-    Texts that differ only in surrounding white space count as equal.
+    Texts that differ only in surrounding white space count as equal. Requests of one conversation
+    come together, at the place of the first.
     """
     distinct: dict[str, Prompt] = {}
     for prompt in prompts:
         distinct.setdefault(prompt.text.strip(), prompt)
-    return [distinct[text] for text in sorted(distinct, key=lambda text: stable_key(seed, text))]
+    first = find_first_requests(distinct)
+    order = {text: (stable_key(seed, first[text]), stable_key(seed, text)) for text in distinct}
+    return [distinct[text] for text in sorted(distinct, key=order.__getitem__)]
+
+
+def find_first_requests(texts: Iterable[str]) -> dict[str, str]:
+    """Return the first request of the conversation of each text.
+
+    A later request of a conversation begins with an earlier one, as an agent sends it. Texts of
+    fewer than MIN_REQUEST_LENGTH characters are no such beginning.
+    """
+    first, root = dict[str, str](), ""
+    for text in sorted(texts):
+        if len(root) < MIN_REQUEST_LENGTH or not text.startswith(root):
+            root = text
+        first[text] = root
+    return first
 
 
 def split_pool(
@@ -34,7 +53,8 @@ def split_pool(
     """Split one pool: the front of the order is calibration, its end is hold-out.
 
     So growth of the pool moves no prompt from one split to the other. If there are too few prompts
-    for both sizes, they are divided evenly, as far as the sizes allow.
+    for both sizes, they are divided evenly, as far as the sizes allow. A conversation whose
+    requests would be in both splits is in hold-out alone, unless it is the only one.
 
     Raises: TaskError if there are fewer than 2 distinct prompts.
     """
@@ -47,7 +67,10 @@ def split_pool(
         )
     n_holdout = min(holdout, max(len(pool) // 2, len(pool) - calibration))
     n_calibration = min(calibration, len(pool) - n_holdout)
-    return pool[:n_calibration], pool[len(pool) - n_holdout :]
+    front, back = pool[:n_calibration], pool[len(pool) - n_holdout :]
+    first = find_first_requests(prompt.text.strip() for prompt in pool)
+    held_out = {first[prompt.text.strip()] for prompt in back}
+    return [p for p in front if first[p.text.strip()] not in held_out] or front, back
 
 
 def pair_pools(

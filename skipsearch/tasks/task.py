@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from skipsearch.core.constraint import Constraint
 from skipsearch.core.schema_types import FrozenModel, Temperature, TopK, TopP
@@ -32,11 +32,15 @@ class Prompt:
 
     id: where it came from; unique within its split.
     category: that of the source, if it has any.
+    turns, tools: a conversation and the tools of its request, for the chat template of a model that
+        has one; others get `text`. Empty: the prompt is `text` alone.
     """
 
     id: str
     text: str
     category: str = ""
+    turns: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)

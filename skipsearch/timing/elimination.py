@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,20 @@ CERTAINTY = 0.99  # of one comparison; a race has many
 MIN_COMPARED_PROMPTS = 5  # before anything is certain; intervals of fewer say nothing
 ROUNDING = 1e-9  # of a difference of logarithms
 # Prompts that plain decoding and the winner decode at least, for the winner's speedup. The
-# comparison does not need them.
-PLAIN_PROMPTS = 8
+# comparison does not need them: if time is short, plain decoding has MIN_PLAIN_PROMPTS.
+PLAIN_PROMPTS, MIN_PLAIN_PROMPTS = 8, 3
+
+
+class RaceResult(NamedTuple):
+    """The outcome of a race: indices of candidates, and the timings of each.
+
+    The winner is the simplest candidate that the race does not tell apart from the fastest. The
+    timings are of the prompts that both the candidate and plain decoding decoded.
+    """
+
+    winner: int
+    fastest: int
+    timings: list[PairedTimings]
 
 
 def race_decoders(
@@ -44,11 +57,13 @@ def race_decoders(
     corrections: Sequence[Callable[[Collection[int]], float]] = (),
     limit_s: float | None = None,
     shares_prompts: bool = False,
-) -> tuple[int, list[PairedTimings]]:
+    complexities: Sequence[int] = (),
+    n_plain: int = PLAIN_PROMPTS,
+) -> RaceResult:
     """Find the fastest candidate.
 
     All candidates decode one prompt after the other, and `list_remaining` says after each who
-    decodes the next. Plain decoding takes part in the first PLAIN_PROMPTS of them.
+    decodes the next. Plain decoding takes part in the first `n_plain` of them.
     rungs: numbers of prompts. After rungs[0] prompts the faster half of the candidates stays,
     rungs[1] prompts later the faster half of these, and so on, but never fewer than two; the last
     rung ends the race. This bounds the time of a race in which nothing becomes certain.
@@ -59,9 +74,9 @@ def race_decoders(
     limit_s: after this many seconds no prompt begins; None: no limit. At least one is decoded.
     shares_prompts: whether one decoder alone reads a prompt, and the others begin with its K/V.
     Drafters that read the prompt's hidden states need the prompt themselves.
+    complexities: of each candidate, for `choose_simplest`. (): all are alike.
 
-    Returns (index of the winner, timings of each candidate and of plain decoding on the prompts
-    that both decoded). Raises: SearchError if no prompt has a round.
+    Raises: SearchError if no prompt has a round.
     """
     standings = list(range(len(candidates)))  # fastest first
     baseline, timings = Timings(), [Timings() for _ in candidates]
@@ -74,9 +89,9 @@ def race_decoders(
             break
         remaining = sorted(standings)
         n = len(timings[remaining[0]].samples)
-        if len(remaining) == 1 and n >= PLAIN_PROMPTS:
+        if len(remaining) == 1 and n >= n_plain:
             break
-        with_plain = len(baseline.samples) < PLAIN_PROMPTS
+        with_plain = len(baseline.samples) < n_plain
         racing = [candidates[i] for i in remaining]
         samples = time_prompt(
             [*racing, plain] if with_plain else racing,
@@ -96,7 +111,35 @@ def race_decoders(
             standings = [remaining[place] for place in places]
     if not baseline.samples:
         raise SearchError(NO_ROUNDS)
-    return standings[0], [_pair(baseline, drafted) for drafted in timings]
+    fastest = standings[0]
+    winner = choose_simplest(fastest, timings, corrections, complexities or [0] * len(timings))
+    return RaceResult(winner, fastest, [_pair(baseline, drafted) for drafted in timings])
+
+
+def choose_simplest(
+    fastest: int,
+    timings: Sequence[Timings],
+    corrections: Sequence[Callable[[Collection[int]], float]],
+    complexities: Sequence[int],
+) -> int:
+    """Return the simplest candidate that is within one standard error of the fastest.
+
+    Each is compared with the fastest on the prompts that it decoded, at least MIN_COMPARED_PROMPTS.
+    Source: the one-standard-error rule of Breiman et al. 1984, section 3.4.3.
+    """
+    simpler = [i for i, n in enumerate(complexities) if n < complexities[fastest]]
+    for i in sorted(simpler, key=complexities.__getitem__):
+        prompts = {sample.prompt_index for sample in timings[i].samples}
+        log_times, without_one, shares = compare_times(
+            [timings[fastest].subset(prompts.__contains__), timings[i]],
+            [corrections[fastest], corrections[i]] if corrections else (),
+        )
+        if len(shares) < MIN_COMPARED_PROMPTS:
+            continue
+        error = jackknife_stderr(without_one - without_one[0])
+        if log_times[1] - log_times[0] <= error[1]:
+            return i
+    return fastest
 
 
 def compare_times(

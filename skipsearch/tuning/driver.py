@@ -28,6 +28,7 @@ from skipsearch.replay.reliability import compute_reliability
 from skipsearch.replay.workload import Workload, make_workload, template_sha256
 from skipsearch.searchers import SearchProblem
 from skipsearch.tasks import Task, load_task
+from skipsearch.timing.elimination import PLAIN_PROMPTS
 from skipsearch.timing.interleaved import measure_speedup
 from skipsearch.tuning.calibration import Calibration, calibrate, load_needed_modules
 from skipsearch.tuning.candidates import Candidate
@@ -179,17 +180,11 @@ def tune(
     candidates = select_candidates(search, calibration, settings, schedule, tried_models, on_event)
     on_event(StageStarted("racing the best recipes under real decoding of calibration prompts"))
     rungs = ONLINE_RACE_RUNGS if settings.chooses_masks_online else RACE_RUNGS
-    race_s = schedule.seconds_until(RACE_END)
+    race_s, n_plain = schedule.seconds_until(RACE_END), PLAIN_PROMPTS
+    if race_s is not None and not settings.chooses_masks_online:
+        candidates, n_plain = limit_racers(candidates, race_s, text_s, on_event)
     winner, raced = race_candidates(
-        model,
-        calibration.workload,
-        candidates
-        if race_s is None or settings.chooses_masks_online
-        else limit_racers(candidates, race_s, text_s, on_event),
-        seed,
-        on_event,
-        rungs,
-        race_s,
+        model, calibration.workload, candidates, seed, on_event, rungs, race_s, n_plain
     )
     search_s = perf_counter() - schedule.started
 

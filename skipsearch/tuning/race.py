@@ -13,7 +13,13 @@ from skipsearch.drafters.skip.spec import Skip
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.replay.trained_replay import TrainedDraft
 from skipsearch.replay.workload import Workload
-from skipsearch.timing.elimination import MIN_COMPARED_PROMPTS, PLAIN_PROMPTS, race_decoders
+from skipsearch.timing.elimination import (
+    MIN_COMPARED_PROMPTS,
+    MIN_PLAIN_PROMPTS,
+    PLAIN_PROMPTS,
+    WORTHWHILE_GAIN,
+    race_decoders,
+)
 from skipsearch.tuning.candidates import Candidate
 from skipsearch.tuning.events import LongestDecoding, Notice, TuneListener, make_progress_callback
 from skipsearch.tuning.joint_objective import JointObjective
@@ -113,6 +119,11 @@ def _predicted_time(candidate: Candidate) -> float:
     return candidate.seconds_per_token
 
 
+def _count_models(candidate: Candidate) -> int:
+    """Return how many drafters of a recipe run a model. Lookup needs no memory and no mask."""
+    return sum(drafter.kind != "lookup" for drafter in candidate.recipe.drafters)
+
+
 def estimate_longest_decoding(
     model: ModelAdapter, calibration: Workload, n_holdout: int
 ) -> LongestDecoding:
@@ -150,31 +161,37 @@ def predict_text_s(objective: ReplayObjective, longest: LongestDecoding) -> floa
 
 def limit_racers(
     candidates: Sequence[Candidate], limit_s: float, text_s: float, on_event: TuneListener
-) -> list[Candidate]:
-    """Return the candidates that are predicted to be the fastest, as many as there is time for.
+) -> tuple[list[Candidate], int]:
+    """Return (the candidates that are predicted to be the fastest, as many as there is time for;
+    the number of prompts that plain decoding decodes with them).
 
     text_s: of a text in plain decoding. A race compares at least MIN_COMPARED_PROMPTS texts. If the
-    time does not suffice for two candidates, the prediction chooses one.
+    time does not suffice for two candidates, the prediction chooses one: the simplest whose
+    prediction is so near the fastest one that more would not be worth the time of a race.
     """
     fastest_first = sorted(candidates, key=_predicted_time)
-    plain_s = text_s * MIN_COMPARED_PROMPTS
-    limit_s -= plain_s  # plain decoding takes part
-    n = 0
+    left_s, n = limit_s - text_s * MIN_PLAIN_PROMPTS, 0
     for candidate in fastest_first:
-        limit_s -= plain_s / max(1.0, candidate.predicted_speedup or 1.0)
-        if limit_s < 0:
+        cost_s = text_s * MIN_COMPARED_PROMPTS / max(1.0, candidate.predicted_speedup or 1.0)
+        if cost_s > left_s:
             break
+        left_s -= cost_s
         n += 1
+    n_more = PLAIN_PROMPTS - MIN_PLAIN_PROMPTS
+    n_plain = PLAIN_PROMPTS if left_s >= text_s * n_more else MIN_PLAIN_PROMPTS
     if n < min(2, len(candidates)):
+        limit = WORTHWHILE_GAIN * _predicted_time(fastest_first[0])
+        near = [candidate for candidate in fastest_first if _predicted_time(candidate) <= limit]
+        fastest_first = [min(near, key=_count_models)]
         on_event(
             Notice(
-                "the budget is too short for a race: the recipe with the best prediction is "
+                "the budget is too short for a race: the prediction chooses the recipe that is "
                 "measured"
             )
         )
     elif n < len(candidates):
         on_event(Notice(f"the budget suffices for a race of {n} of {len(candidates)} recipes"))
-    return fastest_first[: max(1, n)]
+    return fastest_first[: max(1, n)], n_plain
 
 
 def race_candidates(
@@ -185,17 +202,19 @@ def race_candidates(
     on_event: TuneListener,
     rungs: Sequence[int] = RACE_RUNGS,
     limit_s: float | None = None,
+    n_plain: int = PLAIN_PROMPTS,
 ) -> tuple[Candidate, list[Candidate]]:
     """Return the candidate with the least measured time, and all candidates with measurements.
 
-    A single candidate is returned as it is. limit_s: as in `race_decoders`.
+    A recipe with fewer drafters that run a model wins if the race does not tell it apart from the
+    fastest. A single candidate is returned as it is. limit_s, n_plain: as in `race_decoders`.
     workload: calibration prompts. A recipe may be faster on the first prompts than on the others.
     Each measured time is therefore multiplied by the predicted time of all prompts over the
     predicted time of the decoded prompts (a control variate).
     """
     if len(candidates) == 1 and limit_s is not None:
         return candidates[0], []
-    winner, timings = race_decoders(
+    winner, fastest, timings = race_decoders(
         Decoder(model, draft_forced=False),
         [candidate.make_decoder(model) for candidate in candidates],
         workload,
@@ -212,6 +231,8 @@ def race_candidates(
             for candidate in candidates
             for drafter in candidate.recipe.drafters
         ),
+        complexities=[_count_models(candidate) for candidate in candidates],
+        n_plain=n_plain,
     )
     raced = [
         replace(candidate, measurement=pair)
@@ -219,4 +240,11 @@ def race_candidates(
     ]
     for candidate in raced:
         on_event(candidate.describe_measurement("calibration"))
+    if winner != fastest:
+        on_event(
+            Notice(
+                f"{raced[winner].recipe.shape} is as fast as {raced[fastest].recipe.shape} within "
+                "one standard error of the race: the simpler recipe is chosen"
+            )
+        )
     return raced[winner], raced

@@ -38,9 +38,9 @@ from skipsearch.drafters.skip.spec import Skip
 from skipsearch.engine import is_batch_invariant
 from skipsearch.errors import DecodeError
 from skipsearch.models.adapter import ModelAdapter
-from skipsearch.models.chat.chat_text import encode_chat, encode_prompt
 from skipsearch.profile import load_profile
-from skipsearch.tasks.prompt_rows import parse_messages, prompt_from_row
+from skipsearch.replay.workload import encode_request
+from skipsearch.tasks.prompt_rows import prompt_from_row
 from skipsearch.tasks.sources.jsonl import read_rows
 from skipsearch.timing.interleaved import find_first_divergence
 
@@ -69,15 +69,8 @@ class Run:
 
 def prompts_of(model: ModelAdapter, path: Path, count: int, chat: bool) -> list[list[int]]:
     rows = read_rows(path)[:count]
-    asked = [parse_messages(row) or prompt_from_row(row).text for row in rows]
-    return [
-        list(
-            encode_prompt(model.tokenizer, each, chat=chat)
-            if isinstance(each, str)
-            else encode_chat(model.tokenizer, each)
-        )
-        for each in asked
-    ]
+    prompts = [prompt_from_row(row, chat) for row in rows]
+    return [encode_request(model.tokenizer, p, chat or bool(p.turns)) for p in prompts]
 
 
 def recipe_of(args: argparse.Namespace, model: ModelAdapter) -> tuple[Recipe, tuple[Path, ...]]:

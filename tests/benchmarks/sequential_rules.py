@@ -128,7 +128,7 @@ def simulate_races(
         workload = SimulatedWorkload(draw_lengths(rng, shape[1:])[0])
         plain = workload.n_tokens * np.exp(0.2 * rng.standard_normal(shape[1]))
         seconds = plain * order[:, None] * np.exp(error * rng.standard_normal(shape))
-        winner, _ = race_decoders(
+        winner, *_ = race_decoders(
             cast(Decoder, SimulatedDecoder(plain)),
             cast(list[Decoder], [SimulatedDecoder(row) for row in seconds]),
             cast(Workload, workload),

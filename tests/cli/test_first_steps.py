@@ -339,7 +339,7 @@ def test_several_texts_stand_under_their_names_and_conversations_are_taken(
     (tmp_path / "rows.jsonl").write_text('{"messages": [{"role": "user"}]}\n')
     code, _, said = run_in_process(capsys, monkeypatch, *asked)
     assert code == 1
-    assert "it is a list of turns such as" in said
+    assert "a turn of its conversation is" in said
 
 
 def test_standard_input_is_answered_line_by_line(capsys, monkeypatch) -> None:

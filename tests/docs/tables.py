@@ -46,7 +46,7 @@ def commands() -> str:
 # Why architectures that transformers has a decoder class for have no row.
 WITHOUT_ROW = {
     "files do not say which of two activations they need": {"bitnet"},
-    "files scale rotary angles in a way that is not read (`longrope`)": {"minicpm3", "phimoe"},
+    "llama.cpp weighs its experts in another way than transformers": {"phimoe"},
     "its experts are multiplied in another way than all others": {"llama4"},
     "no converter writes such files": {"gptj"},
     "[its family is not decoded](#what-decodes-and-what-is-refused)": {
@@ -70,6 +70,8 @@ def gguf_architectures() -> str:
         compared.add(name_architecture(test_gguf_families.make_model(name).config))
     native = {name for name, row in ARCHITECTURES.items() if row.model_type in FUSABLE}
     others = {*gguf.MODEL_ARCH_NAMES.values()} - {*ARCHITECTURES}
+    both = {*ARCHITECTURES} & set().union(*WITHOUT_ROW.values())
+    assert not both, f"WITHOUT_ROW says why these have no row, and they have one: {both}"
     rows = {
         "`native` alone": native,
         "`native`, with modules of transformers": {*ARCHITECTURES} - native,

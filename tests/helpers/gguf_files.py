@@ -68,6 +68,7 @@ ARCHITECTURES = {
     "deepseek_v3": "deepseek2",
     "glm4_moe_lite": "deepseek2",
     "youtu": "deepseek2",
+    "minicpm3": "minicpm3",
     "nemotron": "nemotron",
     "jais2": "jais2",
     "stablelm": "stablelm",
@@ -322,6 +323,13 @@ def write_model(
         if width := getattr(config, "shared_expert_intermediate_size", None):
             writer.add_expert_shared_feed_forward_length(width)
     _add_settings(writer, architecture, config)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(model.model.rotary_emb.attention_scaling)
+        for length in ("short", "long"):
+            factors = torch.tensor(rope[f"{length}_factor"])
+            _add(writer, f"rope_factors_{length}.weight", factors, "F32")
     if architecture in ("granite", "granitemoe", "granitehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -432,6 +440,10 @@ def _add_settings(writer: Any, architecture: str, config: Any) -> None:
         _add_gemma4(writer, config)
     if architecture == "deepseek2":
         _add_deepseek2(writer, config)
+    if architecture == "minicpm3":
+        writer.add_q_lora_rank(config.q_lora_rank)
+        writer.add_kv_lora_rank(config.kv_lora_rank)
+        writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
     if architecture == "kimi-linear":
         _add_latent(writer, config)
         writer.add_head_count_kv([int(kind == "full_attention") for kind in config.layer_types])
@@ -574,7 +586,7 @@ def _convert(
     if architecture in NEMOTRON_H:
         yield _convert_nemotron_h(name, layer, value, config)
         return
-    if "kv_b_proj" in name:
+    if "kv_b_proj" in name and architecture != "minicpm3":
         width = config.qk_nope_head_dim + config.v_head_dim
         by_head = value.unflatten(0, (config.num_attention_heads, width))
         keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], 1)

@@ -29,6 +29,13 @@ from skipsearch.models.loading.gguf_file import GGUFError, read_gguf
 
 pytestmark = pytest.mark.xdist_group("native")
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
+    "original_max_position_embeddings": 512,  # llama.cpp takes the long factors beyond
+}
 # Name of a tiny model -> changes that make it one that a file can describe.
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"mlp_bias": False},
@@ -38,6 +45,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"layer_types": None, "sliding_window": None, "use_sliding_window": False},
     "qwen3": {},
     "phi3": {"sliding_window": 8},
+    "phi3-longrope": {
+        "max_position_embeddings": 1024,
+        "original_max_position_embeddings": 512,
+        "rope_parameters": LONGROPE,
+    },
     "gemma": {},
     "gemma3_text": {
         "layer_types": None,
@@ -359,7 +371,8 @@ def test_arrays_in_arrays_are_refused(sound: Path) -> None:
         ({"llama__embedding_length": 96}, "and its model needs"),
         ({"llama__attention__head_count": 0}, "head_count is 0"),
         ({"llama__context_length": "many"}, "llama.context_length is 'many'.* wrong type"),
-        ({"llama__rope__scaling__type": "longrope"}, "are scaled by 'longrope'"),
+        ({"llama__rope__scaling__type": "dynamic"}, "are scaled by 'dynamic'"),
+        ({"llama__rope__scaling__type": "longrope"}, "rope_factors_short.weight"),
         ({"general__alignment": 3}, "general.alignment is 3"),
         ({"tokenizer__ggml__eos_token_id": 1 << 20}, "eos_token_id is 1048576"),
         (
@@ -459,6 +472,7 @@ def quantize_with_llama_cpp(source: Path, target: Path, file_type: str) -> None:
 # What llama.cpp computes otherwise than the family's row: biases, and windows of few layers.
 IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "llama": {},
+    "phi3-longrope": {},
     "olmo2": {},
     "granite": {},
     "granitemoe": {},
@@ -476,7 +490,10 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
 def test_llama_cpp_computes_the_same_from_the_same_file(name: str, tmp_path: Path) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", minversion="0.3.36")
     path, changes = tmp_path / "model.gguf", {**WIDE, **MODELS[name], **IN_LLAMA_CPP[name]}
-    vocabulary = {"tokenizer.ggml.model": "no_vocab", f"{ARCHITECTURES[name]}.vocab_size": 61}
+    vocabulary = {
+        "tokenizer.ggml.model": "no_vocab",
+        f"{ARCHITECTURES[name.partition('-')[0]]}.vocab_size": 61,
+    }
     write_model(new_hf_model(name, **changes).float(), path, metadata=vocabulary)
     theirs = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, verbose=False, n_threads=1)
     text = PROMPT + PROMPT[::-1]  # as long as a window, and a period of Ministral's queries

@@ -294,6 +294,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**LATENT, **SIGMOID_EXPERTS, "n_shared_experts": 1, "rope_parameters": ROPE,
          "n_group": 1, "topk_group": 1},
     ),
+    "minicpm3": (
+        "minicpm3",
+        {**LATENT, "rope_parameters": test_gguf.LONGROPE, "max_position_embeddings": 1024,
+         "tie_word_embeddings": False},
+    ),
     "youtu": ("youtu", {**LATENT, "rope_parameters": ROPE, "tie_word_embeddings": True}),
     "deepseek_v3": ("deepseek_v3", {**LATENT, **SIGMOID_EXPERTS, "n_shared_experts": 1}),
     "nemotron": ("nemotron", {**WIDE, "rope_parameters": HALF_ROPE, "attention_bias": True,
@@ -550,6 +555,11 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"gemma2.attention.sliding_window_pattern": [1, 1, 0]},
         r"pattern is \[1, 1, 0\], and",
     ),
+    "factors of a rotation": (
+        "minicpm3",
+        {"minicpm3.rope.dimension_count": 8},
+        r"rope_factors_short.weight, \[4\]|needs",
+    ),
     "shared": ("gemma4_text", {"gemma4.attention.shared_kv_layers": 99}, "make no|cannot be built"),
     "groups of experts": ("dots1", {"dots1.expert_group_count": 3}, "not divide its 8 experts"),
     "used groups": ("dots1", {"dots1.expert_group_used_count": 5}, "it has to be 1 to 4"),
@@ -597,7 +607,7 @@ BROKEN: dict[str, tuple[str, dict[str, Any], str]] = {
         {"mimo2.attention.head_count_kv": [2, 2, 4]},
         r"is \[2, 2, 4\], and layers with a window have to have twice as many",
     ),
-    "turned": ("gemma4_text", {"gemma4.attention.key_length": 16}, "needs|only if it is 16"),
+    "turned": ("gemma4_text", {"gemma4.attention.key_length": 16}, "even, from 16 to 16"),
 }
 
 
@@ -699,6 +709,7 @@ IN_LLAMA_CPP: dict[str, dict[str, Any]] = {
     "mamba2": {},
     "jamba": {},
     "kimi_linear": {},
+    "minicpm3": {},
     "deepseek_v2": {"q_lora_rank": 32},
     "deepseek_v3": {},
     "glm4_moe_lite": {},

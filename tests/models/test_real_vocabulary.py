@@ -14,7 +14,7 @@ from skipsearch.models.loading.gguf_model import read_gguf_tokenizer
 
 ALIAS = "qwen2.5-coder-1.5b-instruct-gguf"
 FILE = packaged_file(ALIAS)
-pytestmark = marks_of(ALIAS, pytest.mark.large, "make real-large")
+pytestmark = marks_of(ALIAS, pytest.mark.large, "make test-large")
 END = 151645  # <|im_end|>
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "look_up"}}]
 

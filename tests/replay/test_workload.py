@@ -24,13 +24,12 @@ from skipsearch.models import ModelAdapter
 from skipsearch.replay.replay import Replay
 from skipsearch.replay.workload import (
     Workload,
-    context_warnings,
     make_workload,
+    task_warnings,
     template_sha256,
-    template_warnings,
     token_limits,
 )
-from skipsearch.tasks import Prompt
+from skipsearch.tasks import Prompt, Task
 from skipsearch.timing.interleaved import PairedTimings
 from skipsearch.tuning.driver import study_fingerprint
 from skipsearch.tuning.profile_builder import build_profile, make_provenance
@@ -58,19 +57,19 @@ def test_requests_go_through_the_template_of_a_chat_model_and_nothing_else_does(
 
 def test_a_warning_says_that_a_model_without_a_template_gets_requests_unchanged() -> None:
     requests, texts = small_task(chat=True), small_task(chat=False)
-    assert template_warnings(requests, talking_model(None)) == [
+    assert task_warnings(requests, talking_model(None)) == [
         "the prompts of task words are requests to a chat model, and tiny has no chat template: "
         "it gets them unchanged, as text to continue"
     ]
-    assert template_warnings(requests, talking_model()) == []
-    assert template_warnings(texts, talking_model(None)) == []
-    assert template_warnings(texts, talking_model()) == []
-    [advice] = template_warnings(texts, talking_model(), is_file=True)
+    assert task_warnings(requests, talking_model()) == []
+    assert task_warnings(texts, talking_model(None)) == []
+    assert task_warnings(texts, talking_model()) == []
+    [advice] = task_warnings(texts, talking_model(), is_file=True)
     assert "--chat" in advice
-    assert template_warnings(texts, talking_model(None), is_file=True) == []
+    assert task_warnings(texts, talking_model(None), is_file=True) == []
     tokenless = small_model()
     tokenless.tokenizer = None
-    assert template_warnings(requests, tokenless) == []
+    assert task_warnings(requests, tokenless) == []
 
 
 def test_the_hash_says_whether_there_was_a_template_and_which() -> None:
@@ -126,12 +125,27 @@ def test_a_short_prompt_leaves_the_answer_more_than_half() -> None:
 
 def test_a_shorter_answer_is_told_and_generated() -> None:
     model, task = small_model(), small_task(max_new_tokens=200, max_prompt_tokens=200)
-    assert context_warnings(task, model.spec) == [
+    assert task_warnings(task, model) == [
         "task words generates up to 200 tokens and tiny was made for 256, the prompt included: "
         "here up to 128, behind prompts of up to 128"
     ]
     assert make_workload(model, task, task.calibration).max_new_tokens == 128
-    assert context_warnings(small_task(), model.spec) == []
+    assert task_warnings(small_task(), model) == []
+
+
+def test_prompts_that_lose_their_beginning_are_counted() -> None:
+    model, task = talking_model(), small_task(max_prompt_tokens=6)
+    lengths = [len(ids) for ids in make_workload(model, small_task(), all_prompts(task)).prompt_ids]
+    n_cut = sum(length > 6 for length in lengths)
+    assert 0 < n_cut < len(lengths)
+    [warning] = task_warnings(task, model)
+    assert f"{n_cut} of the {len(lengths)} prompts of words are longer than 6" in warning
+    assert f"the longest has {max(lengths)}" in warning
+    assert not task_warnings(small_task(max_prompt_tokens=max(lengths)), model)
+
+
+def all_prompts(task: Task) -> tuple[Prompt, ...]:
+    return task.calibration + task.holdout
 
 
 def test_without_a_tokenizer_or_tokens_there_is_no_workload() -> None:

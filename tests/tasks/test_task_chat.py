@@ -107,14 +107,14 @@ def test_both_halves_have_german_french_and_spanish(chat: Task) -> None:
 def test_a_chat_model_gets_each_request_as_a_users_turn_in_its_template(chat: Task) -> None:
     tokenizer = letter_tokenizer(CHAT_TEMPLATE)
     for prompt in chat.calibration[:10]:
-        rendered = render_prompt(chat, tokenizer, prompt.text)
+        rendered = render_prompt(chat, tokenizer, prompt)
         assert rendered == f"<s>user:{prompt.text}\nai:"
     assert template_sha256(chat, tokenizer) is not None
 
 
 def test_a_base_model_gets_each_request_unchanged(chat: Task) -> None:
-    prompt = chat.calibration[0].text
-    assert render_prompt(chat, letter_tokenizer(), prompt) == prompt
+    prompt = chat.calibration[0]
+    assert render_prompt(chat, letter_tokenizer(), prompt) == prompt.text
     assert template_sha256(chat, letter_tokenizer()) is None
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skipsearch.errors import TaskError
+from skipsearch.replay.workload import encode_task_prompt, render_prompt
 from skipsearch.tasks import Prompt, load_task, read_prompts
 from skipsearch.tasks.manifest import read_manifest
 from skipsearch.tasks.split import pair_pools, split_pool
@@ -79,6 +81,16 @@ def test_fewer_than_two_distinct_prompts_are_refused(jsonl: Write) -> None:
         (b'{"prompt": "\\ud800"}', "line 3: the text holds half of a surrogate pair"),
         (b'{"body": "x"}', "line 3: its columns (body) are of no known shape"),
         (b'{"messages": []}', "line 3: its conversation has no turn of a user"),
+        (b'{"messages": [{"role": "user"}]}', "line 3: a turn of its conversation is"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', "content is text"),
+        (
+            b'{"messages": [{"role": "user", "content": "x"}], "tools": "x"}',
+            "line 3: tools is 'x'; it is a list",
+        ),
+        (
+            b'{"messages": [{"role": "assistant", "tool_calls": [1]}]}',
+            "line 3: a call of a tool is '1'",
+        ),
         (b"{}", "line 3: its columns (none) are of no known shape"),
         (b"1" * 5000, "line 3: not JSON (Exceeds the limit"),
         (b"[" * 100_000, "line 3: nested too deeply"),
@@ -169,11 +181,15 @@ CONVERSATION = [
 @pytest.mark.parametrize(
     ("row", "request_text", "columns"),
     [
-        ({"messages": CONVERSATION}, "Hi", "the first user turn of messages"),
+        (
+            {"messages": CONVERSATION},
+            "system: Be brief.\n\nuser: Hi\n\nassistant: Hello\n\nuser: Bye",
+            "messages, up to the last answer",
+        ),
         (
             {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]},
             "Hi",
-            "the first user turn of conversations",
+            "conversations, up to the last answer",
         ),
         ({"instruction": "Translate.", "input": "Hi", "output": "Salut"}, None, None),
         ({"instruction": "Sing.", "input": "", "output": "La"}, "Sing.", "instruction"),
@@ -189,6 +205,69 @@ def test_rows_of_common_data_sets_are_requests_and_the_task_says_what_was_read(
     texts = {prompt.text for prompt in (*task.calibration, *task.holdout)}
     assert texts == {request_text or "Translate.\n\nHi", "another"}
     assert f"prompts are read from {columns or 'instruction, input'}" in task.notes
+
+
+def test_a_conversation_goes_into_the_template_with_its_system_prompt_and_tools(
+    jsonl: Write,
+) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    answers = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    parts = [{"type": "text", "text": "By"}, {"type": "text", "text": "e"}]
+    rows: list[dict[str, object]] = [
+        {"messages": [*CONVERSATION[:3], {"role": "user", "content": parts}, *answers]},
+        {
+            "messages": [*CONVERSATION, *answers, {"role": "tool", "content": "2"}],
+            "tools": [{"type": "function", "function": {"name": "add"}}],
+        },
+    ]
+    task = load_task(jsonl(rows))
+    assert task.chat, "--chat need not be given"
+    plain, with_tools = sorted((*task.calibration, *task.holdout), key=lambda p: len(p.turns))
+    assert plain.turns == CONVERSATION, "the last answer is what the model writes"
+    assert with_tools.turns[-2]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert with_tools.tools == rows[1]["tools"]
+    tokenizer = letter_tokenizer(CHAT_TEMPLATE)
+    rendered = "<s>system:Be brief.\nuser:Hi\nassistant:Hello\nuser:Bye\nai:"
+    assert render_prompt(task, tokenizer, plain) == rendered
+    assert tokenizer.decode(encode_task_prompt(task, tokenizer, plain, 4)) == "\nai:"
+
+
+def test_a_single_request_of_a_conversation_is_a_prompt_like_others(jsonl: Write) -> None:
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in ("Hi", "Bye")]
+    prompts = [{"prompt": "Hi"}, {"prompt": "Bye"}]
+    assert load_task(jsonl(rows)).calibration == load_task(jsonl(prompts), chat=True).calibration
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "Hi"}]},
+        {"conversations": [{"from": "human", "value": "Hi"}]},
+        {"turns": ["Hi", "Bye"]},
+    ],
+)
+def test_a_file_for_a_task_may_have_prompts_or_conversations_of_its_own(
+    jsonl: Write, row: dict[str, object]
+) -> None:
+    task = load_task("chat", data=jsonl([row, {"prompt": "Bye"}]))
+    assert {prompt.text for prompt in (*task.calibration, *task.holdout)} == {"Hi", "Bye"}
+
+
+def conversation(name: str, n_requests: int) -> list[dict[str, str]]:
+    """The requests of an agent: each begins with the one before."""
+    start = f"system: {name} " + "Mend the code. " * 10
+    return [{"prompt": start + "user: Go on. " * n} for n in range(1, n_requests + 1)]
+
+
+def test_requests_of_one_conversation_are_not_searched_and_measured_on_both(jsonl: Write) -> None:
+    rows = [row for name in "abcdefgh" for row in conversation(name, 5)]
+    task = load_task(jsonl(rows))
+    names = [{p.text.split()[1] for p in half} for half in (task.calibration, task.holdout)]
+    assert names[0] | names[1] == {*"abcdefgh"}
+    assert not names[0] & names[1]
+    assert len(task.holdout) == 20
+    alone = load_task(jsonl(conversation("a", 6)))
+    assert len(alone.calibration) == len(alone.holdout) == 3, "there is no other text"
 
 
 def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:

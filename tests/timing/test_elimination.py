@@ -64,17 +64,19 @@ def race(
     answers: Answers | None = None,
     corrections: Sequence[Callable[[Collection[int]], float]] = (),
     limit_s: float | None = None,
+    complexities: Sequence[int] = (),
 ) -> tuple[str, Answers, dict[str, PairedTimings]]:
     """(the winner, who met whom, timings). Plain decoding takes a second a prompt."""
     answers = answers or Answers()
     racing = [Paced(name, seconds) for name, seconds in paces.items()]
-    winner, pairs = race_decoders(
+    winner, _, pairs = race_decoders(
         Paced("plain", [1.0] * N_PROMPTS),  # type: ignore[arg-type]
         racing,  # type: ignore[arg-type]
         answers,  # type: ignore[arg-type]
         rungs,
         corrections=corrections,
         limit_s=limit_s,
+        complexities=complexities,
     )
     return racing[winner].name, answers, dict(zip(paces, pairs, strict=True))
 
@@ -106,6 +108,24 @@ def test_a_gain_that_is_not_worth_more_prompts_ends_the_race() -> None:
     winner, answers, _ = race({"a": steady(0.5 * small), "b": steady(0.5)})
     assert winner == "b"
     assert len(answers.met_by("a")) == MIN_COMPARED_PROMPTS
+
+
+@pytest.mark.parametrize(
+    ("complexities", "winner"), [((), "b"), ((0, 1), "a"), ((1, 1), "b"), ((1, 0), "b")]
+)
+def test_of_two_that_cannot_be_told_apart_the_simpler_wins(
+    complexities: Sequence[int], winner: str
+) -> None:
+    """`a` takes 1 % more, and its times differ by 20 % from prompt to prompt."""
+    assert race({"a": uneven(0.505), "b": steady(0.5)}, complexities=complexities)[0] == winner
+
+
+def test_what_is_simpler_and_slower_does_not_win() -> None:
+    winner, *_ = race({"a": uneven(0.6, 0.01), "b": steady(0.5)}, complexities=(0, 1))
+    assert winner == "b"
+    few = Answers(n_prompts=MIN_COMPARED_PROMPTS - 1)
+    winner, *_ = race({"a": uneven(0.505), "b": steady(0.5)}, answers=few, complexities=(0, 1))
+    assert winner == "b", "so few prompts tell nothing of an error"
 
 
 def test_once_the_time_is_over_the_fastest_so_far_wins() -> None:

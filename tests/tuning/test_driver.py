@@ -373,16 +373,32 @@ def test_a_budget_is_that_of_all_stages() -> None:
     assert profile.measured.prompts == 3, "there are no more"
 
 
-@pytest.mark.parametrize(("limit_s", "n"), [(1e-9, 1), (40.0, 1), (48.0, 2), (1e9, 4)])
+@pytest.mark.parametrize(("limit_s", "n"), [(1e-9, 1), (37.0, 1), (38.0, 2), (1e9, 4)])
 def test_as_many_recipes_race_as_there_is_time_for(limit_s: float, n: int) -> None:
-    candidates: list[Any] = [
-        SimpleNamespace(seconds_per_token=seconds, predicted_speedup=1 / seconds)
-        for seconds in (0.5, 0.6, 0.4, 0.8)
-    ]
+    candidates = [made_up_candidate(seconds) for seconds in (0.5, 0.6, 0.4, 0.8)]
     events: list[TuneEvent] = []
-    kept = race.limit_racers(candidates, limit_s, text_s=5.0, on_event=events.append)
+    kept, n_plain = race.limit_racers(candidates, limit_s, text_s=5.0, on_event=events.append)
     assert [candidate.seconds_per_token for candidate in kept] == [0.4, 0.5, 0.6, 0.8][:n]
+    assert n_plain == (8 if n == 4 else 3), "plain decoding needs few prompts of a race"
     assert len(events) == (n < 4)
+
+
+def test_without_a_race_the_simplest_of_nearly_equal_predictions_is_chosen() -> None:
+    candidates = [
+        made_up_candidate(0.4, "skip"),
+        made_up_candidate(0.41, "lookup"),
+        made_up_candidate(0.42, "lookup"),
+    ]
+    kept, _ = race.limit_racers(candidates, 1e-9, text_s=5.0, on_event=lambda _: None)
+    assert [candidate.seconds_per_token for candidate in kept] == [0.41]
+
+
+def made_up_candidate(seconds: float, kind: str = "skip") -> Any:
+    return SimpleNamespace(
+        seconds_per_token=seconds,
+        predicted_speedup=1 / seconds,
+        recipe=SimpleNamespace(drafters=[SimpleNamespace(kind=kind)]),
+    )
 
 
 @pytest.mark.usefixtures("fast")

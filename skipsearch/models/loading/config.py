@@ -140,6 +140,25 @@ def parse_eos_ids(value: Any, vocab_size: int, setting_name: str) -> tuple[int, 
     return ids
 
 
+def find_context_length(config: Any) -> int | None:
+    """Return the longest sequence that the model can decode, in tokens.
+
+    Beyond its original context, `longrope` rotates keys by other angles than those in the cache. A
+    round across this position would differ from plain decoding, so the original context is the
+    limit.
+    """
+    context = getattr(config, "max_position_embeddings", None) or getattr(
+        config, "max_seq_len", None
+    )
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    original = [
+        part.get("original_max_position_embeddings")
+        for part in (rope, *rope.values())
+        if isinstance(part, dict) and part.get("rope_type") == "longrope"
+    ]
+    return min((n for n in (context, *original) if n), default=None)
+
+
 def _token_rule(vocab_size: int) -> str:
     return f"and tokens are whole numbers from 0 to {vocab_size - 1}"
 

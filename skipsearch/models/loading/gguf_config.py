@@ -26,7 +26,7 @@ from skipsearch.models.third_party import first_line_of
 MAX_LAYERS = 1024
 
 EPSILONS = {"rms_norm": "layer_norm_rms_epsilon", "layer_norm": "layer_norm_epsilon"}
-ROPE_TYPES = ("none", "linear", "yarn")
+ROPE_TYPES = ("none", "linear", "yarn", "longrope")
 # What else would change a model, and the value with which it does not.
 NEUTRAL: dict[str, Any] = {
     "attention.causal": True,
@@ -132,7 +132,11 @@ def _read_common(file: GGUFFile, row: Architecture) -> Settings:
     others = {} if row.has_latents or row.values_differ else {"attention.value_length": head_dim}
     if not row.windows_turn:
         others["rope.freq_base_swa"] = theta
-    for key, neutral in {**NEUTRAL, **others}.items():
+    rope = _read_rope(file, architecture, head_dim, row.partly_rotated)
+    neutrals = {**NEUTRAL, **others}
+    if rope["rope_type"] == "longrope":
+        del neutrals["rope.scaling.attn_factor"]  # has been read
+    for key, neutral in neutrals.items():
         if (value := file.metadata.get(f"{architecture}.{key}", neutral)) != neutral:
             raise GGUFError(
                 f"{file.name}: {architecture}.{key} is {str(value)[:40]}, and files are read only "
@@ -141,7 +145,6 @@ def _read_common(file: GGUFFile, row: Architecture) -> Settings:
     has_kv = f"{architecture}.attention.head_count_kv" in file.metadata
     has_width = f"{architecture}.feed_forward_length" in file.metadata
     kind = "layer_norm" if row.has_layer_norms else "rms_norm"
-    rope = _read_rope(file, architecture, head_dim, row.partly_rotated)
     adds_bos = file.metadata.get("tokenizer.ggml.add_bos_token") is True
     return {
         "vocab_size": table.shape[0],
@@ -218,14 +221,14 @@ def _read_rope(file: GGUFFile, architecture: str, head_dim: int, partly_rotated:
     # As in llama.cpp, a factor without a type is one of linear scaling, and 0 is none.
     kind = file.get(f"{scaling}.type", str, "linear" if factor_key in file.metadata else "none")
     if any(name.startswith("rope_factors") for name in file.tensors):
-        kind = "longrope"
+        kind = "longrope"  # which files of Phi do not name
     rope: Settings = {"rope_type": "default", "rope_theta": theta}
     if kind not in ROPE_TYPES:
         raise GGUFError(
             f"{file.name}: its rotary angles are scaled by {kind[:40]!r}, and GGUF files are read "
             f"with {', '.join(ROPE_TYPES)}: take the model's folder instead"
         )
-    if kind != "none" and factor:
+    if kind in ("linear", "yarn") and factor:
         rope |= {"rope_type": kind, "factor": factor}
     if rope["rope_type"] == "yarn":
         rope["original_max_position_embeddings"] = file.require_int(
@@ -238,8 +241,29 @@ def _read_rope(file: GGUFFile, architecture: str, head_dim: int, partly_rotated:
             f"{file.name}: {architecture}.rope.dimension_count is {n_rotary}; it has to be even, "
             f"from {least} to {head_dim}: take the model's folder instead"
         )
+    if kind == "longrope":
+        rope |= _read_longrope(file, architecture, n_rotary)
     if partly_rotated:
         rope["partial_rotary_factor"] = find_rotary_factor(n_rotary, head_dim)
+    return rope
+
+
+def _read_longrope(file: GGUFFile, architecture: str, n_rotary: int) -> Settings:
+    """Return what `longrope` adds. Its divisors of frequencies are tensors of the file."""
+    scaling = f"{architecture}.rope.scaling"
+    original = f"{scaling}.original_context_length"
+    if original not in file.metadata:  # as in llama.cpp
+        original = f"{architecture}.context_length"
+    rope: Settings = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": file.require_int(original),
+        "attention_factor": file.require_float(f"{scaling}.attn_factor", 1.0, 1e-3, 1e3),
+    }
+    for length in ("short", "long"):
+        divisors = file.tensor(f"rope_factors_{length}.weight", (n_rotary // 2,))
+        if not bool((divisors > 0).all()):
+            raise GGUFError(f"{file.name}: rope_factors_{length}.weight does not fit the model")
+        rope[f"{length}_factor"] = divisors.tolist()
     return rope
 
 

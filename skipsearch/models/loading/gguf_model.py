@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from skipsearch.models.adapter import ModelSpec
 from skipsearch.models.experts import name_input_weight
 from skipsearch.models.families.table import family_of
+from skipsearch.models.loading.config import find_context_length, parse_eos_ids
 from skipsearch.models.loading.gguf_architectures import Source
 from skipsearch.models.loading.gguf_architectures.shared import list_numbers
 from skipsearch.models.loading.gguf_config import (
@@ -43,9 +44,7 @@ from skipsearch.models.third_party import first_line_of, silence_transformers
 
 SUFFIX = ".gguf"
 # Of parameters of transformers.
-LAYER = re.compile(
-    r"(?:model\.layers|gpt_neox\.layers|backbone\.layers|transformer\.(?:h|blocks))\.(\d+)\.(.+)"
-)
+LAYER = re.compile(r"[\w.]+?\.(?:layers|h|blocks)\.(\d+)\.(.+)")
 UNPACKED_MODULES = (".dt_proj",)  # small matrices that modules multiply themselves
 HEADS = ("lm_head", "embed_out")
 TABLE = "token_embd.weight"
@@ -104,7 +103,7 @@ def find_gguf(name: str) -> Path:
     raise GGUFError(f"there is no file {name}; check the path")
 
 
-def read_gguf_tokenizer(name: str) -> tuple[Any, int]:
+def read_gguf_tokenizer(name: str) -> tuple[Any, int | None]:
     """Return (tokenizer of a file or None, context in tokens). No matrix is read.
 
     Raises: GGUFError, ModelError.
@@ -112,7 +111,7 @@ def read_gguf_tokenizer(name: str) -> tuple[Any, int]:
     file = read_gguf(find_gguf(name))
     config = read_config(file)
     family_of(config)
-    return read_tokenizer(file, config.vocab_size), config.max_position_embeddings
+    return read_tokenizer(file, config.vocab_size), find_context_length(config)
 
 
 def identify_gguf(name: str) -> tuple[str, str, int, str]:
@@ -443,7 +442,6 @@ def _scale_rotary(file: GGUFFile, model: nn.Module) -> None:
 
 
 def _make_spec(file: GGUFFile, config: Any, dtype: torch.dtype) -> ModelSpec:
-    from skipsearch.models.loading.config import parse_eos_ids
     from skipsearch.models.loading.sampling_defaults import read_from_gguf
     from skipsearch.models.loading.weight_files import hash_config
 
@@ -456,7 +454,7 @@ def _make_spec(file: GGUFFile, config: Any, dtype: torch.dtype) -> ModelSpec:
         n_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
-        context_length=config.max_position_embeddings,
+        context_length=find_context_length(config),
         dtype=dtype,
         device=torch.device("cpu"),
         config_sha256=hash_config(config),

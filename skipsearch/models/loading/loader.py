@@ -24,6 +24,7 @@ from skipsearch.models.fingerprint import forward_fingerprint, refuse_foreign_co
 from skipsearch.models.fused.fused_adapter import FusedAdapter, fuse_model, why_not_fusable
 from skipsearch.models.loading.config import (
     check_special_tokens,
+    find_context_length,
     load_config,
     parse_eos_ids,
     read_generation_config,
@@ -207,7 +208,7 @@ def load_tokenizer(name: str) -> tuple[Any, int | None]:
         )
     config = load_config(folder, name)
     family_of(config)
-    return read_tokenizer(folder, config), _context_length(config.get_text_config(decoder=True))
+    return read_tokenizer(folder, config), find_context_length(config.get_text_config(decoder=True))
 
 
 def _make_checked(loaded: LoadedModel, engine: str) -> ModelAdapter:
@@ -380,7 +381,7 @@ def _make_spec(model: Any, config: Any, **identity: Any) -> ModelSpec:
         n_layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
-        context_length=_context_length(text),
+        context_length=find_context_length(text),
         dtype=embedding.dtype,
         device=embedding.device,
         config_sha256=hash_config(config),
@@ -389,24 +390,6 @@ def _make_spec(model: Any, config: Any, **identity: Any) -> ModelSpec:
         n_devices=len({weight.device for weight in model.parameters()}),
         **identity,
     )
-
-
-def _context_length(config: Any) -> int | None:
-    """Return the longest sequence that the model can decode, in tokens.
-
-    Beyond its original context, `longrope` rotates keys by other angles than those in the cache. A
-    round across this position would differ from plain decoding, so the original context is the
-    limit."""
-    context = getattr(config, "max_position_embeddings", None) or getattr(
-        config, "max_seq_len", None
-    )
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    original = [
-        part.get("original_max_position_embeddings")
-        for part in (rope, *rope.values())
-        if isinstance(part, dict) and part.get("rope_type") == "longrope"
-    ]
-    return min((n for n in (context, *original) if n), default=None)
 
 
 def _read_eos_ids(model: Any, config: Any) -> tuple[int, ...]:

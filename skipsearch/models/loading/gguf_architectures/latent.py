@@ -59,17 +59,25 @@ KIMI_LINEAR: Mapping[str, Sequence[Source]] = {
 }
 
 
-def add_latent(file: GGUFFile, settings: Settings) -> None:
-    """Add the widths of latents, and of what is made of them."""
+def add_latent(file: GGUFFile, settings: Settings, value_width: int | None = None) -> None:
+    """Add the widths of latents, and of what is made of them.
+
+    value_width: of the values of a head, if a file need not name it.
+    """
     name, metadata = str(file.metadata["general.architecture"]), file.metadata
     n_rotary, query = settings["head_dim"], f"{name}.attention.q_lora_rank"
-    lengths = [
-        file.require_int(key if key in metadata else key.removesuffix("_mla"), 1, MAX_WIDTH)
-        for key in (f"{name}.attention.key_length_mla", f"{name}.attention.value_length_mla")
-    ]
-    if lengths[0] <= n_rotary:
+
+    def read_length(part: str, default: int | None = None) -> int:
+        key = f"{name}.attention.{part}_length"
+        key = f"{key}_mla" if f"{key}_mla" in metadata else key
+        if default is not None and key not in metadata:
+            return default
+        return file.require_int(key, 1, MAX_WIDTH)
+
+    key_width = read_length("key")
+    if key_width <= n_rotary:
         raise GGUFError(
-            f"{file.name}: keys of {lengths[0]} numbers have no part that is not turned, since "
+            f"{file.name}: keys of {key_width} numbers have no part that is not turned, since "
             f"{name}.rope.dimension_count is {n_rotary}; download the file again"
         )
     settings |= {
@@ -77,8 +85,8 @@ def add_latent(file: GGUFFile, settings: Settings) -> None:
         "q_lora_rank": file.require_int(query, 1, MAX_WIDTH) if query in metadata else None,
         "kv_lora_rank": file.require_int(f"{name}.attention.kv_lora_rank", 1, MAX_WIDTH),
         "qk_rope_head_dim": n_rotary,
-        "qk_nope_head_dim": lengths[0] - n_rotary,
-        "v_head_dim": lengths[1],
+        "qk_nope_head_dim": key_width - n_rotary,
+        "v_head_dim": read_length("value", value_width),
     }
 
 
@@ -126,6 +134,11 @@ def _require_groups(file: GGUFFile, settings: Settings) -> None:
         )
 
 
+def _add_minicpm3(file: GGUFFile, settings: Settings) -> None:
+    """The factors of embeddings, depth and logits are those of transformers, as in llama.cpp."""
+    add_latent(file, settings, settings["hidden_size"] // settings["num_attention_heads"])
+
+
 def _add_kimi_linear(file: GGUFFile, settings: Settings) -> None:
     """Its keys are not turned, and the part that others turn is there all the same."""
     add_latent(file, settings)
@@ -145,6 +158,7 @@ def _add_kimi_linear(file: GGUFFile, settings: Settings) -> None:
 # The name of an architecture in files -> its row.
 LATENT_ROWS: dict[str, Architecture] = {
     "deepseek2": Architecture("deepseek_v2", _add_deepseek_v2, LATENT, has_latents=True),
+    "minicpm3": Architecture("minicpm3", _add_minicpm3, LATENT, has_latents=True),
     "kimi-linear": Architecture("kimi_linear", _add_kimi_linear, KIMI_LINEAR, has_latents=True),
 }
 # In files of deepseek2 whose experts a sigmoid scores.
