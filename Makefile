@@ -1,6 +1,7 @@
 # make demo   tune, write a profile and decode with it, on the model that comes with the package
 # make test   lint code, texts and words, type-check, test
 # make lint   the first part of make test: code, texts, words, types
+# make tables   rewrite the tables in docs/ that come from the code and from results, and the picture in README
 # make thorough   the tests that decode for long, which `make test` leaves out; CI runs those of losslessness and of shared searches
 # make real   by hand: fetch a pretrained model (98 MB), tune it on chats, decode with it and compare with llama.cpp; under 10 minutes on 2 cores, results in build/real/
 # make real-large   by hand: the same with a model of 1.5 B parameters (1.1 GB in 22 packages)
@@ -13,7 +14,7 @@ BIN := .venv/bin
 DEMO := build/demo
 GPU := build/gpu
 
-.PHONY: demo real real-large test-large real-short gpu lint test thorough slow clean
+.PHONY: demo real real-large test-large real-short gpu lint tables test thorough slow clean
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "skipsearch needs Python 3.11 or newer: make PYTHON=python3.11 …")'
@@ -59,6 +60,9 @@ lint: .venv/installed
 	$(BIN)/python tools/check_text.py
 	$(BIN)/python tools/check_words.py
 	$(BIN)/mypy
+
+tables: .venv/installed
+	PYTHONPATH=.:tests $(BIN)/python -m docs.tables
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -42,10 +42,15 @@ def blocks(title: str, kind: str = "python") -> list[str]:
 
 
 RANKED, LEARNING, SEARCHER_LINE = blocks("Adding a searcher")
-# The class in the docstring of the port, with what the other searcher imports.
-GROWING = LEARNING[: LEARNING.index("\n\nclass ")] + dedent(
-    re.findall(r"^    class .*", searcher_port.__doc__ or "", re.DOTALL | re.MULTILINE)[0]
-)
+# The class in the docstring of the port.
+GROWING = """
+from collections.abc import Collection
+
+from skipsearch.core.mask import SkipMask
+from skipsearch.core.stats import Trial
+from skipsearch.searchers.base import SearchProblem
+
+""" + dedent(re.findall(r"^    class .*", searcher_port.__doc__ or "", re.DOTALL | re.MULTILINE)[0])
 DRAFTER, DRAFTER_SESSION, DRAFTER_LINE, SPEC = blocks("Adding a drafter")
 (RECIPE,) = blocks("Adding a drafter", "yaml")
 EXIT, EXIT_LINE = blocks("Adding an exit policy")

@@ -247,7 +247,10 @@ def try_model(model: str) -> None:
     if find_spec("llama_cpp"):
         systems.append("llama-cpp")
     else:
-        print("\nllama.cpp takes no part: pip install 'skipsearch[llama-cpp]'")
+        print(
+            "\nllama.cpp takes no part: CMAKE_ARGS=-DGGML_NATIVE=ON pip install "
+            "'skipsearch[llama-cpp]'"
+        )
     printed = run_step(
         "Measure on hold-out prompts, in turn",
         *("bench", "run", "--profile", profile, "--systems", ",".join(systems)),
@@ -263,6 +266,7 @@ def try_model(model: str) -> None:
             f"\nWith {profile}, chats are decoded {speedup} as fast as plainly, on "
             f"{measured.prompts} hold-out prompts (95 % interval in brackets)"
         )
+    print(f"Serve it: skipsearch serve --profile {profile}")
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Run a benchmark: every system decodes every prompt, in an order that rotates, after a warm-up.
 
-Results are medians over runs, and ratios that are paired by prompt.
+Times and speedups are totals over prompts, of the median run of each.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class DrafterRow:
 class BenchRow:
     """The result of one system. A field that only our engines know is None for other programs.
 
-    ms_per_token: median over all runs, without the first token; its quartiles follow.
-    speedup: over the first system, paired by prompt, with its 95 % interval.
+    ms_per_token: the time of all answers, without their first tokens, over their tokens.
+    ms_per_token_quartiles: over the runs of all prompts.
+    speedup: ms_per_token of the first system over that of this one, with its 95 % interval.
     identical: number of prompts whose tokens equal those of the first system.
     beta, verify_ratio: time of a drafted token and of a verify pass over that of a plain pass on
     the same engine. None if nothing was drafted, or if no system decodes plainly on that engine.
@@ -173,14 +174,14 @@ def _make_bench_row(
         None if peaks[p.name] is None else p.model.weight_bytes + (peaks[p.name] or 0)
         for p in (system, systems[0])
     )
-    typical = median(pace)
+    ms_per_token = 1e3 * sum(_median_seconds(runs)) / sum(len(rs[0].tokens) - 1 for rs in runs)
     return BenchRow(
         system=system.name,
         engine=system.engine,
-        ms_per_token=typical,
+        ms_per_token=ms_per_token,
         ms_per_token_quartiles=(pace[len(pace) // 4], pace[3 * len(pace) // 4]),
         first_token_ms=1e3 * median(r.first_token_s for rs in runs for r in rs),
-        tokens_per_second=1e3 / typical,
+        tokens_per_second=1e3 / ms_per_token,
         end_to_end_tokens_per_second=written / seconds,
         speedup=speedup,
         identical=sum(a[0].tokens == b[0].tokens for a, b in zip(runs, first, strict=True)),
@@ -225,8 +226,12 @@ def _drafter_rows(system: System, stats: DecodeStats) -> list[DrafterRow]:
 
 def _paired_speedup(baseline: list[list[SystemRun]], ours: list[list[SystemRun]]) -> Estimate:
     """Return the speedup of `ours` over `baseline`, paired by prompt, with its interval."""
-    theirs, mine = ([median(r.decode_s for r in rs) for rs in side] for side in (baseline, ours))
-    return estimate_ratio(theirs, mine)
+    return estimate_ratio(_median_seconds(baseline), _median_seconds(ours))
+
+
+def _median_seconds(runs: list[list[SystemRun]]) -> list[float]:
+    """Return the decode time of each prompt's median run."""
+    return [median(run.decode_s for run in of_prompt) for of_prompt in runs]
 
 
 def _sum_stats(runs: list[list[SystemRun]]) -> DecodeStats:

@@ -58,7 +58,8 @@ class LlamaCpp:
             import llama_cpp
         except ImportError:
             raise DecodeError(
-                "the system llama-cpp needs llama-cpp-python: pip install 'skipsearch[llama-cpp]'"
+                "the system llama-cpp needs llama-cpp-python: CMAKE_ARGS=-DGGML_NATIVE=ON pip "
+                "install 'skipsearch[llama-cpp]'"
             ) from None
         self.api: Any = llama_cpp
         self.bits = bits

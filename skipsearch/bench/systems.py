@@ -159,40 +159,43 @@ def make_systems(
         if kind in PROFILE_SYSTEMS and used is None:
             raise DecodeError(f"the system `{name}` needs --profile FILE")
         model = load_model(other or engine)
-        recipe = (
-            _recipe_from_profile(name, kind, used, model)
+        decoder = (
+            _make_profile_decoder(name, kind, used, model, exact)
             if used and kind in PROFILE_SYSTEMS
-            else _unsearched_recipe(kind, model.spec.n_layers)
+            else Decoder(model, _unsearched_recipe(kind, model.spec.n_layers), exact=exact)
         )
-        systems.append(
-            SkipsearchSystem(
-                name,
-                Decoder(
-                    model, recipe, exact=exact, module_folders=used.module_folders if used else ()
-                ),
-            )
-        )
+        systems.append(SkipsearchSystem(name, decoder))
     return systems
 
 
-def _recipe_from_profile(name: str, kind: str, profile: Profile, model: ModelAdapter) -> Recipe:
-    """Return the recipe of a profile, or the part of it with one kind of drafter.
+def _make_profile_decoder(
+    name: str, kind: str, profile: Profile, model: ModelAdapter, exact: bool
+) -> Decoder:
+    """Return the decoder that `chat` and `serve` use, or one with one kind of drafter alone.
 
     Raises: DecodeError if the profile has no drafter of that kind; ProfileError if it does not fit
         the model.
     """
     check_profile(profile, model)
-    drafters, part = profile.drafters, kind.partition(":")[2]
-    if not part:
-        return profile.recipe
-    chosen = tuple(drafter for drafter in drafters if drafter.kind == part)
-    if not chosen:
+    part = kind.partition(":")[2]
+    chosen = [
+        (drafter, cost)
+        for drafter, cost in zip(profile.drafters, profile.drafter_costs, strict=False)
+        if part in ("", drafter.kind)
+    ]
+    if part and not chosen:
         raise DecodeError(
             f"the system `{name}` needs a profile that drafts by {part}, and this one's recipe is "
             f"{profile.recipe}: leave that "
             "system out"
         )
-    return Recipe(chosen)
+    return Decoder(
+        model,
+        Recipe(tuple(drafter for drafter, _ in chosen)),
+        exact=exact,
+        drafter_costs=[cost for _, cost in chosen],
+        module_folders=profile.module_folders,
+    )
 
 
 def _unsearched_recipe(kind: str, n_layers: int) -> Recipe:

@@ -35,9 +35,10 @@ def run(
         str | None,
         typer.Option(
             help=f"What to compare, with commas between: {OUR_SYSTEMS}; hf-generate, hf-compile, "
-            "hf-early-exit, hf-lookup; llama-cpp, llama-cpp-lookup (pip install "
-            "'skipsearch[llama-cpp]'). Default: plain, profile, and hf-generate unless the weights "
-            "are quantised."
+            "hf-early-exit, hf-lookup; llama-cpp, llama-cpp-lookup ("
+            "CMAKE_ARGS=-DGGML_NATIVE=ON pip install 'skipsearch[llama-cpp]'). Times are compared "
+            "with the first one. Default: plain, profile, and hf-generate unless the weights are "
+            "quantised."
         ),
     ] = None,
     prompts: Prompts = 16,

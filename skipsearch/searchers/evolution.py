@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.stats import Trial
-from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.history import Observation, TrialHistory
-from skipsearch.searchers.random import Random
+from skipsearch.searchers.history import Observation
+from skipsearch.searchers.learning import LearningSearcher
 
 # The best judged masks, from which children are bred. They are few, because a search has only some
 # hundred children.
 N_PARENTS = 5
-INITIAL_RANDOM = 12  # random masks before the first child
 MAX_TRIES = 64  # children bred before one is drawn at random instead
 
 
-class Evolution:
+class Evolution(LearningSearcher):
     """A searcher that crosses two of the 5 best masks bit by bit, then mutates the child.
 
     Each bit of the child is flipped with probability 1/n. There are no generations (steady state):
@@ -30,36 +27,24 @@ class Evolution:
     Source: steady-state genetic algorithm with uniform crossover (Syswerda 1989).
     """
 
-    def __init__(self, problem: SearchProblem) -> None:
-        self._problem = problem
-        self._history = TrialHistory(problem)
-        self._random = Random(problem)
+    min_observed = 12
 
-    def tell(self, trial: Trial) -> None:
-        self._history.add(trial)
-        self._random.tell(trial)
-
-    def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
+    def propose(
+        self, observed: tuple[Observation, ...], rng: np.random.Generator
+    ) -> Iterator[SkipMask]:
         parents = sorted(
-            (j for j in self._history.observations() if j.finite),
-            key=lambda j: (j.log_time, sorted(j.units)),
+            (j for j in observed if j.finite), key=lambda j: (j.log_time, sorted(j.units))
         )
-        if len(parents) < INITIAL_RANDOM:
-            return self._random.ask(pending)
-        taken, rng = self._history.excluded(pending), self._history.make_rng(pending)
         for bred in range(MAX_TRIES):
-            mask = self._problem.mask_of(
+            yield self.problem.mask_of(
                 self._breed_child(parents[:N_PARENTS], rng, flip_probability=1 + bred / 8)
             )
-            if mask not in taken:
-                return mask
-        return self._random.ask(pending)
 
     def _breed_child(
         self, parents: Sequence[Observation], rng: np.random.Generator, flip_probability: float
     ) -> list[int]:
         """Return the units (sub-layers or layers) that a child of two random parents skips."""
-        n = len(self._problem.units)
+        n = len(self.problem.units)
         mother, father = (parents[p].units for p in rng.choice(len(parents), size=2, replace=False))
         bits = [u in (mother if rng.random() < 0.5 else father) for u in range(n)]
         return [u for u in range(n) if bits[u] != (rng.random() < flip_probability / n)]

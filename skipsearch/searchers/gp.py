@@ -18,10 +18,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.stats import Trial
 from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.history import Observation, TrialHistory
-from skipsearch.searchers.random import Random
+from skipsearch.searchers.history import Observation
+from skipsearch.searchers.learning import LearningSearcher
 from skipsearch.searchers.region import trust_region
 
 INITIAL_RANDOM = 10  # random masks before the first model, unless other masks were told
@@ -31,7 +30,7 @@ RESTARTS, RAW_SAMPLES, MC_SAMPLES = 4, 256, 64
 N_BASELINE = 16
 
 
-class GP:
+class GP(LearningSearcher):
     """A searcher that models the log time per token over the bits of a mask.
 
     It proposes the mask with the largest expected noisy improvement. The kernel has one lengthscale
@@ -47,28 +46,22 @@ class GP:
     """
 
     def __init__(self, problem: SearchProblem) -> None:
-        self._problem = problem
-        self._history = TrialHistory(problem)
-        self._random = Random(problem)
+        super().__init__(problem)
         self._fitted_on: Sequence[Observation] = ()
         self._hyperparameters: dict[str, Tensor] = {}
 
-    def tell(self, trial: Trial) -> None:
-        self._history.add(trial)
-        self._random.tell(trial)
-
     def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
-        judged = self._history.observations()
-        region = trust_region(judged, len(self._problem.units))
+        judged = self.history.observations()
+        region = trust_region(judged, len(self.problem.units))
         finite = [j.log_time for j in judged if j.finite]
         if len(finite) < INITIAL_RANDOM or min(finite) == max(finite) or region.centre is None:
             # There is too little to model, or no mask to centre on.
-            return self._random.ask(pending)
-        rng = self._history.make_rng(pending)
-        taken = self._units_of_masks(self._history.excluded(pending))
+            return self.random.ask(pending)
+        rng = self.history.make_rng(pending)
+        taken = self._units_of_masks(self.history.excluded(pending))
         near, radius = self._unseen_near(region.centre, region.radius, taken, rng)
         if not near:
-            return self._random.ask(pending)
+            return self.random.ask(pending)
         reachable = [units for units in taken if len(units ^ region.centre) <= radius]
         with _seeded_single_thread(seed=int(rng.integers(2**31))):
             acquisition = self._build_acquisition(
@@ -80,7 +73,7 @@ class GP:
             chosen, _ = optimize_acqf_discrete_local_search(
                 acquisition,
                 discrete_choices=[torch.tensor([0.0, 1.0], dtype=torch.double)]
-                * len(self._problem.units),
+                * len(self.problem.units),
                 q=1,
                 num_restarts=len(best),
                 batch_initial_conditions=starts[best],
@@ -88,11 +81,11 @@ class GP:
                 inequality_constraints=[self._ball_constraint(region.centre, radius)],
                 return_acq_values=False,
             )
-        return self._problem.mask_of(chosen[0].nonzero().flatten().tolist())
+        return self.problem.mask_of(chosen[0].nonzero().flatten().tolist())
 
     def _units_of_masks(self, masks: Collection[SkipMask]) -> set[frozenset[int]]:
         """Return the units that each mask skips, without masks that this problem does not allow."""
-        return {units for mask in masks if (units := self._problem.units_of(mask)) is not None}
+        return {units for mask in masks if (units := self.problem.units_of(mask)) is not None}
 
     def _unseen_near(
         self,
@@ -105,7 +98,7 @@ class GP:
 
         Excluded masks are left out. If no mask is left, the radius is doubled, up to all units.
         """
-        n = len(self._problem.units)
+        n = len(self.problem.units)
         while True:
             distances = rng.integers(1, radius + 1, size=RAW_SAMPLES)
             drawn = {
@@ -131,7 +124,7 @@ class GP:
         inside = sorted(
             (j for j in judged if len(j.units ^ centre) <= radius), key=lambda j: j.log_time
         )
-        sampler = SobolQMCNormalSampler(torch.Size([MC_SAMPLES]), seed=self._problem.seed)
+        sampler = SobolQMCNormalSampler(torch.Size([MC_SAMPLES]), seed=self.problem.seed)
         baseline = self._bits([j.units for j in inside[:N_BASELINE]])
         expected = self._bits(sorted(pending_units, key=sorted)) if pending_units else None
         return qLogNoisyExpectedImprovement(
@@ -173,7 +166,7 @@ class GP:
 
     def _bits(self, skipped: Collection[frozenset[int]]) -> Tensor:
         """Return skipped units as bits, [len(skipped), d] of 0.0 and 1.0, for d units."""
-        rows = torch.zeros(len(skipped), len(self._problem.units), dtype=torch.double)
+        rows = torch.zeros(len(skipped), len(self.problem.units), dtype=torch.double)
         for row, units in zip(rows, skipped, strict=True):
             row[sorted(units)] = 1.0
         return rows

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState as OptunaState
 from optuna.trial import create_trial
 
 from skipsearch.core.mask import SkipMask
-from skipsearch.core.stats import Trial
 from skipsearch.searchers.base import SearchProblem
-from skipsearch.searchers.history import Observation, TrialHistory
-from skipsearch.searchers.random import Random
+from skipsearch.searchers.history import Observation
+from skipsearch.searchers.learning import LearningSearcher
 
-INITIAL_RANDOM = 10  # random masks before the first estimate
 MAX_TRIES = 8  # suggestions without a new mask before bits are flipped
 
 
-class TPE:
+class TPE(LearningSearcher):
     """A searcher that models each bit of fast and of slow masks, independently of other bits.
 
     It proposes bits that are more likely in fast masks. It runs Optuna's sampler by ask and tell
@@ -31,37 +30,29 @@ class TPE:
     Source: Bergstra et al. 2011; Optuna's TPESampler.
     """
 
+    min_observed = 10
+
     def __init__(self, problem: SearchProblem) -> None:
-        self._problem = problem
-        self._history = TrialHistory(problem)
-        self._random = Random(problem)
+        super().__init__(problem)
         self._distributions = {
             str(u): CategoricalDistribution((0, 1)) for u in range(len(problem.units))
         }
         self._study = _new_study()
         self._learned: tuple[Observation, ...] = ()  # the observations in the study
 
-    def tell(self, trial: Trial) -> None:
-        self._history.add(trial)
-        self._random.tell(trial)
-
-    def ask(self, pending: Collection[SkipMask] = ()) -> SkipMask | None:
-        judged = self._history.observations()
-        if sum(j.finite for j in judged) < INITIAL_RANDOM:
-            return self._random.ask(pending)
-        self._learn(judged)
-        taken, rng = self._history.excluded(pending), self._history.make_rng(pending)
+    def propose(
+        self, observed: tuple[Observation, ...], rng: np.random.Generator
+    ) -> Iterator[SkipMask]:
+        self._learn(observed)
         self._study.sampler = optuna.samplers.TPESampler(
-            seed=int(rng.integers(2**31)), n_startup_trials=INITIAL_RANDOM
+            seed=int(rng.integers(2**31)), n_startup_trials=self.min_observed
         )
-        n = len(self._problem.units)
+        n = len(self.problem.units)
         for attempt in range(8 * MAX_TRIES):
             if attempt < MAX_TRIES:
                 units = self._suggest()
             flips = rng.permutation(n)[: attempt // MAX_TRIES]
-            if (mask := self._problem.mask_of(units ^ frozenset(flips.tolist()))) not in taken:
-                return mask
-        return self._random.ask(pending)
+            yield self.problem.mask_of(units ^ frozenset(flips.tolist()))
 
     def _suggest(self) -> frozenset[int]:
         """Return the units that the sampler suggests to skip."""

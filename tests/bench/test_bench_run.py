@@ -86,6 +86,18 @@ def test_ratios_are_of_total_times_over_the_same_prompts() -> None:
     assert fast.end_to_end_tokens_per_second == pytest.approx(33 / (1.5 + 0.002 * 30))
 
 
+def test_the_ratio_of_two_rows_milliseconds_is_the_speedup() -> None:
+    class SlowOnLongPrompts(Fake):
+        def run(self, prompt: Sequence[int], new_tokens: int) -> SystemRun:
+            run = super().run(prompt, new_tokens)
+            return replace(run, decode_s=run.decode_s * len(prompt))
+
+    plain, drafted = run_benchmark(
+        [Fake("plain", 0.004), SlowOnLongPrompts("profile", 0.002)], REQUESTS, repeats=1
+    )
+    assert plain.ms_per_token / drafted.ms_per_token == pytest.approx(drafted.speedup.mean)
+
+
 def test_every_system_gets_every_request_in_every_repeat_and_turns_are_taken() -> None:
     systems = [Fake("plain", 0.004), Fake("profile", 0.002)]
     run_benchmark(systems, REQUESTS, repeats=2)

@@ -97,6 +97,9 @@ def test_a_profiles_recipe_takes_part_whole_and_in_parts(mixed: Profile) -> None
         mixed.drafters[:1],
         mixed.drafters[1:],
     ]  # type: ignore[attr-defined]
+    guarded = [s.decoder.loop.drafter_costs for s in systems]  # type: ignore[attr-defined]
+    costs = list(mixed.drafter_costs)
+    assert guarded == [costs, costs[:1], costs[1:]]  # as `chat` and `serve` decode
     assert {system.model.spec.engine for system in systems} == {"lean"}
     (other,) = make_systems(["profile:skip@hf"], "auto", mixed, opener())
     assert other.model.spec.engine == "hf"

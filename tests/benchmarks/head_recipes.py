@@ -4,8 +4,9 @@ The recipes are given, and not searched: a search picks among them by calibratio
 answers are decoded in turn, by plain decoding, too. With `--llama-cpp`, llama.cpp and plain
 decoding then generate as many tokens of each answer in turn, from the same file.
 
-    OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/head_recipes.py --model FILE.gguf --threads 2 \
-        --head modules/mtp.safetensors --task chat --prompts 6 --out build/head-chat.json
+    OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=10000 python tests/benchmarks/head_recipes.py \
+        --model FILE.gguf --threads 2 --head modules/mtp.safetensors --task chat --prompts 6 \
+        --out build/head-chat.json
 """
 
 from __future__ import annotations

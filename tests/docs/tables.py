@@ -3,7 +3,7 @@
 A document marks the place of a table with `<!-- name -->` and `<!-- /name -->`. Run as a program,
 this rewrites them all, and draws the pictures:
 
-    PYTHONPATH=.:tests .venv/bin/python -m docs.tables
+    make tables
 """
 
 from __future__ import annotations

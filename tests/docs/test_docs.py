@@ -49,7 +49,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_are_those_of_the_code(page: Path) -> None:
     assert filled(page.read_text("utf-8")) == page.read_text("utf-8"), (
-        "PYTHONPATH=.:tests .venv/bin/python -m docs.tables rewrites them"
+        "make tables rewrites them"
     )
 
 

@@ -2,7 +2,8 @@
 
 `make test` tries the engine lean or native code, and one of each kind; what repeats that
 with another engine, model, seed or pair of settings waits. CI runs `make thorough` for losslessness
-alone: `tests/decoding` and `tests/drafters`."""
+alone, and for searches that processes share (`.ci/run`).
+"""
 
 from __future__ import annotations
 

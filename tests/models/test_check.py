@@ -41,12 +41,8 @@ from skipsearch.models.stored_checks import PACKAGE, code_hash
 from .every_class import build
 from .tiny import ADAPTED, adapted, hf_model
 
-FAMILIES = ["starcoder2", "mimo_v2_flash", *thorough("arcee", "ministral3", "helium", "cohere2")]
-WINDOWED = [
-    "starcoder2",
-    "mimo_v2_flash",
-    *thorough("ministral", "cohere2", "ministral3", "phimoe"),
-]
+FAMILIES = ["starcoder2", "mimo_v2_flash", *thorough("arcee", "helium", "cohere2")]
+WINDOWED = ["starcoder2", "mimo_v2_flash", *thorough("ministral", "cohere2", "phimoe")]
 FUSED = [name for name in ADAPTED if ":" in name]
 RECURRENT = ["lfm2", "qwen3_5_text", "qwen3_next", "falcon_h1", "granitemoehybrid", "jamba"]
 Plant = Callable[[GenericAdapter], None]

@@ -13,6 +13,8 @@ from skipsearch.engine import load_model
 from skipsearch.models.chat.formats import TOOL_FORMATS, ToolFormat
 from skipsearch.models.chat.tool_formats import call_constraint
 
+from .tool_form_samples import SPECIAL_TOKENS
+
 VOCAB, EOS = 4096, 0
 TOOLS: list[Any] = [
     {
@@ -35,21 +37,11 @@ TOOLS: list[Any] = [
     {"function": {"name": "h"}},
 ]
 ARGUMENTS = {"a": 'one\n"two"', "n": 3, "kind": "y", "list": [1, 2]}
-# Marks that vocabularies have as tokens: tags, and words in brackets.
-MARKS = {
-    "Hermes and Qwen": ("<tool_call>", "</tool_call>"),
-    "GLM": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "</arg_value>"),
-    "Mistral": ("[TOOL_CALLS]",),
-    "Mistral with [ARGS]": ("[TOOL_CALLS]", "[ARGS]"),
-    "DeepSeek V3": ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-    "gpt-oss": ("<|channel|>", "<|constrain|>", "<|message|>", "<|start|>", "<|call|>"),
-    "FunctionGemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
-}
 CASES = [
-    pytest.param(form, MARKS.get(form.name, ()) if marked else (), id=f"{form.name}-{marked}")
+    pytest.param(form, SPECIAL_TOKENS.get(form.name, ()) if marked else (), id=f"{form.name}-{marked}")
     for form in TOOL_FORMATS
     for marked in (False, True)
-    if not marked or form.name in MARKS
+    if not marked or form.name in SPECIAL_TOKENS
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import Trial
 from skipsearch.searchers import SearchProblem, make_searcher
-from skipsearch.searchers.evolution import INITIAL_RANDOM as FIRST_GENERATION
+from skipsearch.searchers.evolution import Evolution
 
 from .toy import HiddenMask, ToyModel, drive
 
@@ -87,7 +87,7 @@ def test_evolution_breeds_from_the_best_alone() -> None:
         searcher.tell(Trial(mask, 0.01 if good else 0.1))
     assert (
         sum(3 in trial.mask.sublayers and 4 not in trial.mask.sublayers for trial in strangers)
-        >= FIRST_GENERATION
+        >= Evolution.min_observed
     )
     pending: set[SkipMask] = set()
     for _ in range(30):

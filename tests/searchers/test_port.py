@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -65,12 +66,15 @@ def test_a_problem_that_makes_no_sense_is_refused_in_one_sentence(
         SearchProblem(4, **arguments)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ("sensitivity", "knapsack", "asd", "clasp") if name in SEARCHERS]
-)
-def test_missing_evidence_is_named_when_the_searcher_is_made(name: str) -> None:
-    with pytest.raises(SearchError, match=rf"'{name}' needs evidence\.\w+"):
-        make_searcher(name, SearchProblem(4))
+def test_missing_evidence_is_named_when_the_searcher_is_made() -> None:
+    needs = set[str]()
+    for name in SEARCHERS:
+        try:
+            make_searcher(name, SearchProblem(4))
+        except SearchError as error:
+            assert re.search(rf"'{name}' needs evidence\.\w+", str(error))
+            needs.add(name)
+    assert needs >= {"sensitivity", "knapsack", "asd", "clasp"}
 
 
 def test_an_unknown_searcher_gets_the_nearest_name() -> None:

@@ -129,9 +129,9 @@ class ToolFormat:
 
     def find_marks(self, tokenizer: Any) -> dict[str, int]:
         """Return the marks of the form that are tokens of their own, such as `<tool_call>`."""
-        texts = [self.call, *self.also, self.begin, self.end]
+        texts = [self.call, *self.also, self.begin, self.separator, self.end]
         if self.fields is not None:
-            texts += self.fields.field, self.fields.quote
+            texts += self.fields.field, self.fields.separator, self.fields.quote
         dropped = self.dropped.replace("\\", "")
         return {
             token.content: i

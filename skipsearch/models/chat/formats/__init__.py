@@ -15,7 +15,7 @@ from skipsearch.models.chat.formats.mistral import MISTRAL, MISTRAL_ARGS, MISTRA
 from skipsearch.models.chat.formats.qwen3_coder import QWEN3_CODER
 from skipsearch.models.chat.tool_formats import ToolFormat
 
-# A form comes before those whose marks its templates also have.
+# Llama 3's mark is in templates of other forms, too, so it is the last one.
 TOOL_FORMATS = (
     QWEN3_CODER,
     GLM,
@@ -42,13 +42,16 @@ UNKNOWN_FORMS = {
 
 
 def detect_tool_format(template: str) -> ToolFormat | None:
-    """Return the form of calls that a chat template shows; None if it shows none of the table."""
+    """Return the form of calls that a chat template shows; None if it shows none of the table.
+
+    Of several, the form with the most marks is meant; of those, the first.
+    """
     if any(mark in template for mark in UNKNOWN_FORMS):
         return None
-    return next(
-        (form for form in TOOL_FORMATS if all(mark in template for mark in form.template_marks)),
-        None,
-    )
+    shown = [
+        form for form in TOOL_FORMATS if all(mark in template for mark in form.template_marks)
+    ]
+    return max(shown, key=lambda form: len(form.template_marks), default=None)
 
 
 __all__ = ["HERMES", "TOOL_FORMATS", "UNKNOWN_FORMS", "ToolFormat", "detect_tool_format"]
