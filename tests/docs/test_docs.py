@@ -48,9 +48,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_are_those_of_the_code(page: Path) -> None:
-    assert filled(page.read_text("utf-8")) == page.read_text("utf-8"), (
-        "make tables rewrites them"
-    )
+    assert filled(page.read_text("utf-8")) == page.read_text("utf-8"), "make tables rewrites them"
 
 
 def test_each_table_stands_somewhere() -> None:

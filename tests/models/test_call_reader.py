@@ -20,7 +20,8 @@ from skipsearch.models.chat.formats import (
 )
 from skipsearch.models.chat.tool_formats import Fields
 
-from .tool_form_samples import ANSWERS, FORMS, NESTED, TEMPLATES, TOOLS, Calls
+from .tool_form_samples import ANSWERS, FORMS, TEMPLATES, TOOLS, Calls
+
 
 def read(reader: Any, parts: list[str]) -> tuple[str, Calls]:
     """Return (content, calls) of an answer in parts."""
@@ -32,8 +33,6 @@ def read(reader: Any, parts: list[str]) -> tuple[str, Calls]:
             name, arguments = calls.get(delta.index, ("", ""))
             calls[delta.index] = (name or delta.name or "", arguments + delta.arguments)
     return content, calls
-
-
 
 
 @pytest.mark.parametrize(
@@ -126,8 +125,6 @@ def test_fenced_text_is_held_back_only_until_it_is_decided() -> None:
 def test_calls_beyond_the_limit_are_dropped() -> None:
     answer = "".join(HERMES.write_call(name, {}) for name in "abc")
     assert read(CallReader(HERMES, max_calls=1), [answer]) == ("", {0: ("a", "{}")})
-
-
 
 
 @pytest.mark.parametrize("name", FORMS)

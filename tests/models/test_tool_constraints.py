@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ from helpers.marked_tokenizer import add_marks
 
 from skipsearch.constraints import compile_constraint
 from skipsearch.engine import load_model
-from skipsearch.models.chat.formats import TOOL_FORMATS, ToolFormat
+from skipsearch.models.chat.formats import HERMES, TOOL_FORMATS, ToolFormat
 from skipsearch.models.chat.tool_formats import call_constraint
 
 from .tool_form_samples import SPECIAL_TOKENS
@@ -38,10 +39,9 @@ TOOLS: list[Any] = [
 ]
 ARGUMENTS = {"a": 'one\n"two"', "n": 3, "kind": "y", "list": [1, 2]}
 CASES = [
-    pytest.param(form, SPECIAL_TOKENS.get(form.name, ()) if marked else (), id=f"{form.name}-{marked}")
+    pytest.param(form, marks, id=f"{form.name}-{bool(marks)}")
     for form in TOOL_FORMATS
-    for marked in (False, True)
-    if not marked or form.name in SPECIAL_TOKENS
+    for marks in dict.fromkeys([(), SPECIAL_TOKENS.get(form.name, ())])
 ]
 
 
@@ -59,6 +59,11 @@ def count_legal(
     constraint = call_constraint(TOOLS, form, form.find_marks(tokenizer(marks)), **options)
     compiled = compile_constraint(constraint, tokenizer(marks), VOCAB, (EOS,))
     return compiled.new_matcher().count_legal(tokens), len(tokens)
+
+
+def test_a_separator_may_be_a_token_of_its_own() -> None:
+    form = replace(HERMES, separator="<next>")
+    assert form.find_marks(tokenizer(("<next>",))).keys() == {"<next>"}
 
 
 @pytest.mark.parametrize(("form", "marks"), CASES)

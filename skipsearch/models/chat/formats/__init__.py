@@ -48,9 +48,7 @@ def detect_tool_format(template: str) -> ToolFormat | None:
     """
     if any(mark in template for mark in UNKNOWN_FORMS):
         return None
-    shown = [
-        form for form in TOOL_FORMATS if all(mark in template for mark in form.template_marks)
-    ]
+    shown = [form for form in TOOL_FORMATS if all(mark in template for mark in form.template_marks)]
     return max(shown, key=lambda form: len(form.template_marks), default=None)
 
 
