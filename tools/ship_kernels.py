@@ -3,7 +3,7 @@
 A wheel for this system that is built afterwards brings the libraries, so that it needs no compiler
 where it is installed:
 
-    python tools/ship_kernels.py
+    PYTHONPATH=. python tools/ship_kernels.py
     python -m build --wheel -C--build-option=--plat-name=manylinux_2_28_x86_64
 """
 

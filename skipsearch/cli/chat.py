@@ -71,7 +71,7 @@ def chat(
     prepare_renderer(adapter.tokenizer)
     talk = Conversation(adapter, loaded, system, max_new_tokens, options, make_decoder)
     warn(talk.decoder.warnings)
-    warn_about_verdict(loaded)
+    warn_about_verdict(loaded, sampling.for_request())
     kind = "talk to it" if talk.is_chat else "it has no chat template, so it continues your text"
     err.print(f"{adapter.spec.id}: {kind}; /help lists the commands, /quit leaves", style="dim")
     for line in _read_lines():

@@ -197,7 +197,7 @@ def decode(
     is_compared = check or side_by_side
     plain = Decoder(adapter, exact=exact, draft_forced=False) if is_compared else None
     warn(decoder.warnings)
-    warn_about_verdict(loaded)
+    warn_about_verdict(loaded, sampling.for_request())
     if plain is not None:  # warm up both, so that neither is timed with start-up costs
         for either in (decoder, plain):
             either.generate([0, 0], 16, ignore_eos=True)

@@ -78,11 +78,12 @@ def _check_versions() -> str:
 
 def _check_machine() -> str:
     from skipsearch.core.machine import describe_machine
-    from skipsearch.engine.native.build import best_instruction_set
+    from skipsearch.engine.native.build import INSTRUCTION_SETS, best_instruction_set
     from skipsearch.models.loading.placement import pick_device
 
-    machine = describe_machine(pick_device("auto"))
-    return f"{machine.description}, CPU kernels for {best_instruction_set()}"
+    machine, kernels = describe_machine(pick_device("auto")), best_instruction_set()
+    vnni = " (with VNNI)" if INSTRUCTION_SETS[kernels].has_vnni else ""
+    return f"{machine.description}, CPU kernels for {kernels}{vnni}"
 
 
 def _check_read_rate() -> str:

@@ -5,11 +5,12 @@ The commands that decode use this module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -75,7 +76,23 @@ def load_model_and_profile(
     adapter = load_cli_model(named, loading, loaded.engine if loaded else None)
     if profile == "auto":
         loaded = find_profile_for(adapter, named, search, profile_threads=loading.threads is None)
-    return select_engine(adapter, loading.engine, loaded.engine if loaded else None), loaded
+    adapter = select_engine(adapter, loading.engine, loaded.engine if loaded else None)
+    if profile == "auto" and loaded is not None and adapter.spec.engine != loaded.engine:
+        loaded = _drop_unless_it_runs(loaded, adapter)
+    return adapter, loaded
+
+
+def _drop_unless_it_runs(profile: Profile, model: ModelAdapter) -> Profile | None:
+    """Return the profile; None, with a warning, if its drafts cannot run on the model's engine."""
+    from skipsearch.decoding import Decoder
+    from skipsearch.errors import ModelError
+
+    try:
+        Decoder(model, profile)
+    except ModelError as error:
+        warn([f"the drafts of this profile cannot run here, so decoding is plain: {error}"])
+        return None
+    return profile
 
 
 def find_auto_dtype(model_name: str, search: ProfileSearch, device: str) -> str:
@@ -238,8 +255,21 @@ def _suggest_task(model_name: str, task: str, tasks: Sequence[str]) -> str:
     raise AssertionError(tasks)
 
 
-def warn_about_verdict(profile: Profile | None) -> None:
-    """Warn of a profile that decodes plainly or was never measured."""
+def warn_about_verdict(profile: Profile | None, sampling: Mapping[str, Any] | None = None) -> None:
+    """Warn of a profile that decodes plainly, was never measured, or was made for other sampling.
+
+    sampling: temperature, top_p and top_k of the requests, as far as they have them.
+    """
+    from pydantic import ValidationError
+
+    from skipsearch.profile.compatibility import sampling_warnings
+    from skipsearch.profile.schema import ProfileSampling
+
+    if profile is not None and sampling is not None:
+        values = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, **sampling}
+        with suppress(ValidationError):  # the server names a value that is none
+            used = ProfileSampling(**{name: values[name] for name in ProfileSampling.model_fields})
+            warn(sampling_warnings(profile, used))
     if profile is not None and profile.verdict == "plain":
         warn(
             [

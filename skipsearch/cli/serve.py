@@ -192,7 +192,9 @@ def serve(
     prepare_renderer(adapter.tokenizer)
     decoder = make_decoder(adapter, loaded, exact)
     warn(decoder.warnings)
-    warn_about_verdict(loaded)
+    sampling = adapter.spec.sampling_defaults if generation_config == "auto" else {}
+    unnamed = {"temperature": 1, **sampling}  # of requests that do not name them
+    warn_about_verdict(loaded, unnamed)
     if batch_passes:
         _warn_of_unmeasured_batches(loaded)
     limits = Limits(
@@ -208,8 +210,7 @@ def serve(
     )
     draft_bytes = 0 if loaded is None or loaded.measured is None else loaded.measured.draft_bytes
     err.print(describe_memory(adapter, limits, draft_bytes, decoder.loop.draft_models), style="dim")
-    sampling = adapter.spec.sampling_defaults if generation_config == "auto" else {}
-    named = ", ".join(f"{name} {value}" for name, value in {"temperature": 1, **sampling}.items())
+    named = ", ".join(f"{name} {value}" for name, value in unnamed.items())
     origin = ", as the model's author recommends (--generation-config none turns that off)"
     err.print(f"requests that name no other have {named}{origin if sampling else ''}", style="dim")
     with err.even_if_quiet():  # with --quiet too: the user needs the address

@@ -38,7 +38,6 @@ class MachineFacts:
     engine: str | None = None
     # package -> version, as in a profile's `software`; packages left out are not compared
     software: Mapping[str, str | None] = field(default_factory=dict)
-    sampling: ProfileSampling | None = None
 
 
 def compatibility_warnings(
@@ -54,15 +53,20 @@ def compatibility_warnings(
         *_model_differences(profile, model),
         *(_machine_differences(profile, machine) if machine else ()),
     ]
-    warnings = [f"{text}; the output stays the full model's own" for text in differences]
-    if machine is not None and _sampling_differs(profile, machine):
-        made, used = profile.task.sampling, machine.sampling
-        warnings.append(
-            f"made for {_describe_sampling(made)}, used with {_describe_sampling(used)}: drafts "
-            "are accepted at another rate; "
-            "tokens still follow the full model's own distribution"
-        )
-    return warnings
+    return [f"{text}; the output stays the full model's own" for text in differences]
+
+
+def sampling_warnings(profile: Profile, used: ProfileSampling) -> list[str]:
+    """Return a warning about decoding with other sampling than that the profile was made for."""
+    made = profile.task.sampling
+    # Top-p and top-k have no effect if both are greedy.
+    if not profile.measured_recipe.drafters or made == used or made.temperature == used.temperature == 0:
+        return []
+    return [
+        f"this profile was made for {_describe_sampling(made)}, and is used with "
+        f"{_describe_sampling(used)}: drafts are accepted at another rate, so `tune` with these "
+        "values may find a faster one; tokens still follow the full model's own distribution"
+    ]
 
 
 def _require_same_architecture(profile: Profile, model: ModelFacts) -> None:
@@ -134,21 +138,10 @@ def _machine_differences(profile: Profile, machine: MachineFacts) -> Iterator[st
             yield f"measured with {package} {version}, used with {used}: the speedup may differ"
 
 
-def _sampling_differs(profile: Profile, machine: MachineFacts) -> bool:
-    made, used = profile.task.sampling, machine.sampling
-    # Top-p and top-k have no effect if both are greedy.
-    both_greedy = used is not None and made.temperature == used.temperature == 0
-    return _differs(made, used) and not both_greedy
-
-
 def _differs(claimed: object, current: object) -> bool:
     """Return whether both values are known and differ."""
     return claimed is not None and current is not None and claimed != current
 
 
-def _describe_sampling(sampling: ProfileSampling | None) -> str:
-    return (
-        f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k}"
-        if sampling
-        else ""
-    )
+def _describe_sampling(sampling: ProfileSampling) -> str:
+    return f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k}"

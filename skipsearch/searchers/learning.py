@@ -46,7 +46,7 @@ class LearningSearcher:
         """Yield masks, the most promising first. The first one that is new is judged.
 
         If none is new, a mask is drawn at random.
-        observed: the judged masks, as `TrialHistory.observations` returns them. rng: with the same
-        seed in each call after the same trials.
+        observed: the judged masks, as `TrialHistory.observations` returns them. rng: seeded again for
+        each call.
         """
         raise NotImplementedError

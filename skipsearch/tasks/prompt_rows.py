@@ -68,7 +68,7 @@ def name_read_columns(row: Row) -> str:
     """Return the names of the columns that `prompt_from_row` reads."""
     conversation = name_conversation(row)
     if conversation is not None:
-        return f"{conversation}, up to the last answer"
+        return f"{conversation}, without a final answer"
     if "turns" in row.columns and "prompt" not in row.columns:
         return "the first of turns"
     return ", ".join(_find_shape(row.columns) or ())

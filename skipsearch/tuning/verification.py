@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from skipsearch.decoding import Decoder
@@ -12,7 +12,7 @@ from skipsearch.errors import ProfileError
 from skipsearch.models.adapter import ModelAdapter
 from skipsearch.profile import Profile
 from skipsearch.profile.canonical import to_plain_data
-from skipsearch.profile.compatibility import compatibility_warnings
+from skipsearch.profile.compatibility import compatibility_warnings, sampling_warnings
 from skipsearch.profile.paths import ANY
 from skipsearch.profile.schema import Measurement, Provenance, TaskInfo
 from skipsearch.replay.workload import make_workload
@@ -158,12 +158,13 @@ def verify(
         measurement,
         provenance=_provenance_now(profile.provenance, seed),
     )
-    facts = replace(collect_machine_facts(model.spec), sampling=remeasured.task.sampling)
+    facts = collect_machine_facts(model.spec)
     return Verification(
         profile,
         remeasured,
         (
             *compatibility_warnings(profile, collect_model_facts(model.spec), facts),
+            *sampling_warnings(profile, remeasured.task.sampling),
             *_prompt_differences(profile.task, remeasured.task),
         ),
     )

@@ -13,6 +13,7 @@ import skipsearch
 from skipsearch.cli.open_model import ProfileSearch, find_auto_dtype, resolve_task
 from skipsearch.core import machine
 from skipsearch.decoding.as_measured import defaults_from_profile
+from skipsearch.engine.native import NoCompilerError, blocks
 from skipsearch.profile import load_profile, save_profile
 from skipsearch.tasks import load_task, task_name
 
@@ -95,3 +96,23 @@ def test_on_another_kind_of_device_everything_stays_open() -> None:
     assert defaults_from_profile(
         load_profile(GOLDEN / "v3_speculate.yaml"), "cpu", "auto", None, None
     ) == ("auto", None, None)
+
+
+def test_a_found_profile_whose_drafts_cannot_run_here_leaves_plain_decoding(
+    capsys, monkeypatch
+) -> None:
+    def need_compiler() -> None:
+        raise NoCompilerError("the engine native needs a C++ compiler")
+
+    monkeypatch.setattr(blocks, "load_or_build", need_compiler)
+    profiles = DEMO_PROFILES / "prose"
+    assert all("weights: int" in path.read_text() for path in profiles.glob("*.yaml"))
+    code, text, said = run_in_process(
+        capsys,
+        monkeypatch,
+        *("decode", "--model", "demo", "--profile", "auto", "--task", "prose"),
+        *("--engine", "lean", "--prompt", "It was", "--max-new-tokens", "4"),
+    )
+    assert code == 0
+    assert text.startswith("It was")
+    assert "cannot run here, so decoding is plain: the engine native needs a C++ compiler" in said

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profile_samples import GREEDY, plain, speculate, unmeasured
+from profile_samples import plain, speculate, unmeasured
 
 from skipsearch.errors import ProfileError
 from skipsearch.profile import Profile, paths, save_profile
@@ -32,7 +32,7 @@ MODEL = ModelFacts(
     weights_sha256="ab" * 32,
     dtype="float32",
 )
-MACHINE = MachineFacts(kind="cuda", name="NVIDIA H200", engine="graph", sampling=GREEDY)
+MACHINE = MachineFacts(kind="cuda", name="NVIDIA H200", engine="graph")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,12 @@ import pytest
 from profile_samples import GREEDY, plain, speculate, unmeasured
 
 from skipsearch.errors import ProfileError
-from skipsearch.profile.compatibility import MachineFacts, ModelFacts, compatibility_warnings
+from skipsearch.profile.compatibility import (
+    MachineFacts,
+    ModelFacts,
+    compatibility_warnings,
+    sampling_warnings,
+)
 from skipsearch.profile.schema import Profile, ProfileSampling
 
 MODEL = ModelFacts(
@@ -23,7 +28,6 @@ MACHINE = MachineFacts(
     kind="cuda",
     name="NVIDIA H200",
     engine="graph",
-    sampling=GREEDY,
     software={"skipsearch": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "cuda": "13.0"},
 )
 
@@ -80,23 +84,16 @@ def test_a_difference_that_only_costs_speed_is_a_warning(
 
 def test_another_temperature_changes_the_rate_of_acceptance_not_the_distribution() -> None:
     warm = ProfileSampling(temperature=0.8, top_p=0.95, top_k=0)
-    (warning,) = compatibility_warnings(speculate(), MODEL, replace(MACHINE, sampling=warm))
-    assert (
-        "made for temperature 0, top-p 1, top-k 0, used with temperature 0.8, top-p 0.95, top-k 0"
-        in warning
-    )
+    (warning,) = sampling_warnings(speculate(), warm)
+    assert "made for temperature 0, top-p 1, top-k 0" in warning
+    assert "used with temperature 0.8, top-p 0.95, top-k 0" in warning
     assert "full model's own distribution" in warning
+    assert sampling_warnings(speculate(), GREEDY) == []
 
 
 def test_top_p_does_not_matter_to_greedy_decoding() -> None:
-    assert (
-        compatibility_warnings(
-            speculate(),
-            MODEL,
-            replace(MACHINE, sampling=ProfileSampling(temperature=0.0, top_p=0.9, top_k=5)),
-        )
-        == []
-    )
+    used = ProfileSampling(temperature=0.0, top_p=0.9, top_k=5)
+    assert sampling_warnings(speculate(), used) == []
 
 
 def test_equal_weights_make_name_and_revision_irrelevant() -> None:

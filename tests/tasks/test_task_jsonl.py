@@ -184,12 +184,12 @@ CONVERSATION = [
         (
             {"messages": CONVERSATION},
             "system: Be brief.\n\nuser: Hi\n\nassistant: Hello\n\nuser: Bye",
-            "messages, up to the last answer",
+            "messages, without a final answer",
         ),
         (
             {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]},
             "Hi",
-            "conversations, up to the last answer",
+            "conversations, without a final answer",
         ),
         ({"instruction": "Translate.", "input": "Hi", "output": "Salut"}, None, None),
         ({"instruction": "Sing.", "input": "", "output": "La"}, "Sing.", "instruction"),

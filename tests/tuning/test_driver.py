@@ -383,6 +383,16 @@ def test_as_many_recipes_race_as_there_is_time_for(limit_s: float, n: int) -> No
     assert len(events) == (n < 4)
 
 
+def test_the_best_recipe_that_runs_fewer_models_has_a_place_in_a_short_race() -> None:
+    candidates = [
+        made_up_candidate(0.4, "skip"),
+        made_up_candidate(0.41, "skip"),
+        made_up_candidate(0.45, "lookup"),
+    ]
+    kept, _ = race.limit_racers(candidates, 38.0, text_s=5.0, on_event=lambda _: None)
+    assert [candidate.seconds_per_token for candidate in kept] == [0.4, 0.45]
+
+
 def test_without_a_race_the_simplest_of_nearly_equal_predictions_is_chosen() -> None:
     candidates = [
         made_up_candidate(0.4, "skip"),

@@ -60,6 +60,11 @@ class InstructionSet:
         return (*(f"-m{name}" for name in self.x86), *self.options)
 
     @property
+    def has_vnni(self) -> bool:
+        """Whether it has instructions for products of 8-bit integers."""
+        return any("vnni" in name for name in self.x86)
+
+    @property
     def required(self) -> str:
         """The condition in C++ by which `skipsearch_runs_here` tests the processor."""
         return "".join(f"SS_HAS({name})&&" for name in self.x86)
