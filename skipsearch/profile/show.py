@@ -11,6 +11,7 @@ from rich.style import Style
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import DrafterStats
+from skipsearch.profile.measurement import Lossless
 from skipsearch.profile.schema import DrafterCounts, Measurement, Profile
 
 _VERDICTS = {
@@ -183,9 +184,15 @@ def _measurement_lines(measurement: Measurement) -> list[str]:
         ),
         *([f"batches  {format_batch_speedups(measurement)}"] if measurement.by_batch else []),
         f"answers  {describe_endings(measurement)}",
-        f"lossless {measurement.lossless.identical} of {measurement.lossless.prompts} prompts "
-        "identical to plain decoding",
+        f"lossless {describe_losslessness(measurement.lossless)}",
     ]
+
+
+def describe_losslessness(lossless: Lossless) -> str:
+    """Return how many answers equal those of plain decoding."""
+    if not lossless.prompts:
+        return "not compared: this task draws its tokens at random"
+    return f"{lossless.identical} of {lossless.prompts} prompts identical to plain decoding"
 
 
 def describe_endings(measurement: Measurement) -> str:

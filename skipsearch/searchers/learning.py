@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +13,9 @@ from skipsearch.core.stats import Trial
 from skipsearch.searchers.base import SearchProblem
 from skipsearch.searchers.history import Observation, TrialHistory
 from skipsearch.searchers.random import Random
+
+
+MAX_PROPOSED = 10_000  # masks of one call of `propose`, which may go on for ever
 
 
 class LearningSearcher:
@@ -35,7 +39,8 @@ class LearningSearcher:
         observed = self.history.observations()
         if sum(one.finite for one in observed) >= self.min_observed:
             taken = self.history.excluded(pending)
-            for mask in self.propose(observed, self.history.make_rng(pending)):
+            proposed = self.propose(observed, self.history.make_rng(pending))
+            for mask in islice(proposed, MAX_PROPOSED):
                 if mask not in taken:
                     return mask
         return self.random.ask(pending)
@@ -45,7 +50,7 @@ class LearningSearcher:
     ) -> Iterator[SkipMask]:
         """Yield masks, the most promising first. The first one that is new is judged.
 
-        If none is new, a mask is drawn at random.
+        If none of MAX_PROPOSED masks is new, one is drawn at random.
         observed: the judged masks, as `TrialHistory.observations` returns them. rng: seeded again for
         each call.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from skipsearch.models.chat.call_reader import CallDelta, CallReader, SchemaCallReader, merge_deltas
 from skipsearch.models.chat.formats import (
+    GLM,
     HERMES,
     TOOL_FORMATS,
     UNKNOWN_FORMS,
@@ -84,10 +86,15 @@ def test_a_form_that_breaks_a_rule_is_refused(trigger: str, call: str) -> None:
 def test_fields_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(ValueError, match="after fields it ends with a mark"):
         ToolFormat("Mine", "<$name>$arguments", (), fields=Fields("<$key>$value</>"))
+    with pytest.raises(ValueError, match="the end of a name would not be known"):
+        ToolFormat("Mine", "<call:$name $arguments>", (), fields=Fields("$key=<v>$value</v>"))
     for field, separator, quote in (
         ("$key=$value", ", ", '"'),
         ("$key:$value", ";", "'"),
         ("<$key>$value", "", ""),
+        ("<$key>$value</>", ", ", ""),
+        ("<$key> $value</>", "", ""),
+        ("<$key>$value </>", "", ""),
         ("<$value>$key</>", "", ""),
     ):
         with pytest.raises(ValueError, match="a field is "):
@@ -97,13 +104,17 @@ def test_fields_that_cannot_be_read_are_refused() -> None:
 @pytest.mark.parametrize("form", TOOL_FORMATS, ids=lambda form: form.name)
 def test_calls_that_a_form_writes_are_read_back(form: ToolFormat) -> None:
     arguments = {"a": 'é " } ] \n', "n": 3, "list": ["x, y", "z"]}
-    written = form.write_calls([("f", arguments), ("g", {})])
-    content, calls = read(CallReader(form, tools=TOOLS), list(written))
+    called = [("f", arguments), ("g", {}), ("get_weather", {"city": "A"})]
+    content, calls = read(CallReader(form, tools=TOOLS), list(form.write_calls(called)))
     assert content == ""
-    assert [(name, json.loads(text)) for name, text in calls.values()] == [
-        ("f", arguments),
-        ("g", {}),
-    ]
+    assert [(name, json.loads(text)) for name, text in calls.values()] == called
+
+
+def test_a_name_is_complete_before_a_field_on_a_line_of_its_own() -> None:
+    form = replace(GLM, fields=Fields("\n<arg_key>$key</arg_key>\n<arg_value>$value</arg_value>"))
+    called = [("get_weather", {"city": "A"})]
+    _, calls = read(CallReader(form), list(form.write_calls(called)))
+    assert [(name, json.loads(text)) for name, text in calls.values()] == called
 
 
 def test_arguments_in_json_are_returned_while_they_grow() -> None:

@@ -11,8 +11,8 @@ from helpers.marked_tokenizer import add_marks
 
 from skipsearch.constraints import compile_constraint
 from skipsearch.engine import load_model
-from skipsearch.models.chat.formats import HERMES, TOOL_FORMATS, ToolFormat
-from skipsearch.models.chat.tool_formats import call_constraint
+from skipsearch.models.chat.formats import HERMES, QWEN3_CODER, TOOL_FORMATS, ToolFormat
+from skipsearch.models.chat.tool_formats import Fields, call_constraint
 
 from .tool_form_samples import SPECIAL_TOKENS
 
@@ -59,6 +59,13 @@ def count_legal(
     constraint = call_constraint(TOOLS, form, form.find_marks(tokenizer(marks)), **options)
     compiled = compile_constraint(constraint, tokenizer(marks), VOCAB, (EOS,))
     return compiled.new_matcher().count_legal(tokens), len(tokens)
+
+
+def test_a_token_of_its_own_may_end_a_value_after_a_newline() -> None:
+    fields = Fields("<parameter=$key>\n$value\n<end>\n")
+    form, marks = replace(QWEN3_CODER, also=(), fields=fields), ("<end>",)
+    legal, total = count_legal(form, marks, form.write_calls([("f", {"a": "x", "n": 1})]))
+    assert legal == total
 
 
 def test_a_separator_may_be_a_token_of_its_own() -> None:

@@ -71,7 +71,7 @@ def _compile_patterns(form: ToolFormat) -> _Patterns:
         if form.fields is None:
             head += r"\s*(?=\{(?!\s*\{))"
         elif form.fields.parts[0]:
-            marks = (form.fields.parts[0].split("\n")[0], after.split()[0])
+            marks = (form.fields.parts[0].strip().split("\n")[0], after.split()[0])
             head += rf"\s*(?={'|'.join(map(re.escape, marks))})"
         starts = [rf"(?P<call{i}>{head})"]
         prefix, name, _ = before.partition('{"name"')

@@ -28,10 +28,11 @@ IDS = {"$number": (r"\d+", "/[0-9]+/"), "$id": (r"[\w.:-]+", "/[a-zA-Z0-9]{9}/")
 class Fields:
     """Arguments that are written as a list of fields, and not as JSON.
 
-    field: `$key`, and `$value` after it. Without `quote`, a text ends where the mark after `$value`
-    begins. separator: between fields.
-    quote: a mark on both sides of a text, which no text contains. Fields are then a JSON object
-    without its brackets, in which keys have no quotes: `$key:$value`, commas between them.
+    field: `$key`, and `$value` after it. Without `quote`, a string ends where the fixed text after
+    `$value` begins, and of white space only a newline may be next to `$value`: all other is a part
+    of the string. separator: between fields; without `quote` it is white space.
+    quote: fixed text on both sides of a string, which no string contains. Fields are then a JSON
+    object without its brackets, in which keys have no quotes: `$key:$value`, commas between them.
     Raises: ValueError for a field that breaks these rules.
     """
 
@@ -40,14 +41,20 @@ class Fields:
     quote: str = ""
 
     def __post_init__(self) -> None:
+        has_order = re.fullmatch(r"[^$]*\$key[^$]+\$value[^$]*", self.field) is not None
         is_object = (self.field, self.separator.strip()) == ("$key:$value", ",")
-        if not re.fullmatch(r"[^$]*\$key[^$]+\$value[^$]*", self.field) or not (
-            is_object if self.quote else self.parts[2].strip()
-        ):
+        if not has_order or not (is_object if self.quote else self._has_readable_ends()):
             raise ValueError(
-                f"a field is {self.field!r}: it has $key and then $value; with the quote, it is "
-                "'$key:$value' between commas, and without one it ends with a mark"
+                f"a field is {self.field!r}, between them {self.separator!r}: it has $key and then "
+                "$value; with a quote, it is '$key:$value' between commas; without one, fixed text "
+                "is at its end, white space between fields, and at most a newline next to $value"
             )
+
+    def _has_readable_ends(self) -> bool:
+        _, between, after = self.parts
+        before_value, after_value = between[len(between.rstrip()) :], after[: -len(after.lstrip())]
+        is_lone = {before_value, after_value} <= {"", "\n"}
+        return bool(after.strip()) and is_lone and not self.separator.strip()
 
     @property
     def parts(self) -> tuple[str, str, str]:
@@ -110,9 +117,16 @@ class ToolFormat:
                     f"a call of the form {self.name} is {call!r}: it has $name and then "
                     f"$arguments, and of others only {', '.join(IDS)}"
                 )
-            if self.fields is not None and not call.partition("$arguments")[2].strip():
+            before, _, after = call.partition("$arguments")
+            follows_name = before.partition("$name")[2]
+            if self.fields is not None and not after.strip():
                 raise ValueError(
                     f"a call of the form {self.name} is {call!r}: after fields it ends with a mark"
+                )
+            if self.fields is not None and not (follows_name + self.fields.parts[0]).strip():
+                raise ValueError(
+                    f"a call of the form {self.name} is {call!r}: fixed text follows $name, in it "
+                    "or at the start of a field, or the end of a name would not be known"
                 )
 
     def write_call(self, name: str, arguments: Any) -> str:
@@ -191,7 +205,7 @@ class _Grammar:
 
     def text_until(self, end: str) -> str:
         """Return the name of a rule for any text up to `end`, which is included."""
-        if any(end.startswith(mark) for mark in self._marks):
+        if any(mark in end for mark in self._marks):
             return f"TEXT {self.quote(end)}"
         rule = f"until{len(self.rules)}"
         self.rules.append(f"{rule}[lazy]: TEXT {json.dumps(end)}")
