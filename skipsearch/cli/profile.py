@@ -97,7 +97,10 @@ def show(file: File, as_json: Json = False) -> None:
     if lookup is not None:
         llama_cpp, vllm = list_engine_options(lookup)
         out.print()
-        out.print("The nearest lookup of other engines (no limit per matched token), not measured:", style="dim")
+        out.print(
+            "The nearest lookup of other engines (no limit per matched token), not measured:",
+            style="dim",
+        )
         out.print(f"    llama-server -m MODEL.gguf {llama_cpp}")
         out.print(f"    vllm serve MODEL {vllm}")
     drafting = [d for d in profile.measured_recipe.drafters if isinstance(d, DraftModel)]

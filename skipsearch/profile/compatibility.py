@@ -60,7 +60,11 @@ def sampling_warnings(profile: Profile, used: ProfileSampling) -> list[str]:
     """Return a warning about decoding with other sampling than that the profile was made for."""
     made = profile.task.sampling
     # Top-p and top-k have no effect if both are greedy.
-    if not profile.measured_recipe.drafters or made == used or made.temperature == used.temperature == 0:
+    if (
+        not profile.measured_recipe.drafters
+        or made == used
+        or made.temperature == used.temperature == 0
+    ):
         return []
     return [
         f"this profile was made for {_describe_sampling(made)}, and is used with "

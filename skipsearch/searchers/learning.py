@@ -14,8 +14,7 @@ from skipsearch.searchers.base import SearchProblem
 from skipsearch.searchers.history import Observation, TrialHistory
 from skipsearch.searchers.random import Random
 
-
-MAX_PROPOSED = 10_000  # masks of one call of `propose`, which may go on for ever
+MAX_PROPOSED = 10_000  # masks of one call of `propose`, which need not end
 
 
 class LearningSearcher:
@@ -51,7 +50,7 @@ class LearningSearcher:
         """Yield masks, the most promising first. The first one that is new is judged.
 
         If none of MAX_PROPOSED masks is new, one is drawn at random.
-        observed: the judged masks, as `TrialHistory.observations` returns them. rng: seeded again for
-        each call.
+        observed: the judged masks, as `TrialHistory.observations` returns them.
+        rng: seeded again for each call.
         """
         raise NotImplementedError

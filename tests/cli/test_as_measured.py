@@ -107,12 +107,11 @@ def test_a_found_profile_whose_drafts_cannot_run_here_leaves_plain_decoding(
     monkeypatch.setattr(blocks, "load_or_build", need_compiler)
     profiles = DEMO_PROFILES / "prose"
     assert all("weights: int" in path.read_text() for path in profiles.glob("*.yaml"))
-    code, text, said = run_in_process(
+    code, _, said = run_in_process(
         capsys,
         monkeypatch,
         *("decode", "--model", "demo", "--profile", "auto", "--task", "prose"),
         *("--engine", "lean", "--prompt", "It was", "--max-new-tokens", "4"),
     )
     assert code == 0
-    assert text.startswith("It was")
     assert "cannot run here, so decoding is plain: the engine native needs a C++ compiler" in said

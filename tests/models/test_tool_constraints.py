@@ -62,7 +62,7 @@ def count_legal(
 
 
 def test_a_token_of_its_own_may_end_a_value_after_a_newline() -> None:
-    fields = Fields("<parameter=$key>\n$value\n<end>\n")
+    fields = Fields("<parameter=$key>\n$value\n</value><end>\n")
     form, marks = replace(QWEN3_CODER, also=(), fields=fields), ("<end>",)
     legal, total = count_legal(form, marks, form.write_calls([("f", {"a": "x", "n": 1})]))
     assert legal == total

@@ -205,8 +205,15 @@ class _Grammar:
 
     def text_until(self, end: str) -> str:
         """Return the name of a rule for any text up to `end`, which is included."""
-        if any(mark in end for mark in self._marks):
-            return f"TEXT {self.quote(end)}"
+        if at := [end.index(mark) for mark in self._marks if mark in end]:
+            before, mark = end[: min(at)], self.quote(end[min(at) :])
+            if not before:
+                return f"TEXT {mark}"
+            # One terminal, because TEXT would also take what has to come after it.
+            pattern = re.escape(before).replace("\\\n", "\\n").replace("/", "\\/")
+            terminal = f"UNTIL{len(self.rules)}"
+            self.rules.append(f"{terminal}: /(.|\\n)*{pattern}/")
+            return f"{terminal} {mark}"
         rule = f"until{len(self.rules)}"
         self.rules.append(f"{rule}[lazy]: TEXT {json.dumps(end)}")
         return rule

@@ -52,4 +52,12 @@ def detect_tool_format(template: str) -> ToolFormat | None:
     return max(shown, key=lambda form: len(form.template_marks), default=None)
 
 
-__all__ = ["GLM", "HERMES", "QWEN3_CODER", "TOOL_FORMATS", "UNKNOWN_FORMS", "ToolFormat", "detect_tool_format"]
+__all__ = [
+    "GLM",
+    "HERMES",
+    "QWEN3_CODER",
+    "TOOL_FORMATS",
+    "UNKNOWN_FORMS",
+    "ToolFormat",
+    "detect_tool_format",
+]
