@@ -3,9 +3,15 @@
 A wheel for this system that is built afterwards brings the libraries, so that it needs no compiler
 where it is installed:
 
-    PYTHONPATH=. python tools/ship_kernels.py
+    python tools/ship_kernels.py
     python -m build --wheel -C--build-option=--plat-name=manylinux_2_28_x86_64
 """
+
+import sys
+from pathlib import Path
+
+# The package next to this folder, and not one that is installed: the wheel is built from it.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from skipsearch.engine.native.build import SHIPPED, ship_libraries
 

@@ -57,7 +57,8 @@ WHOLE_ANSWERS = sorted((ROOT / "docs" / "results").glob("whole-answers-*.json"))
 # Systems of `bench run` -> what tables and bars call them.
 BARS = {"profile": "chosen by tune", "lookup": "lookup alone", "llama-cpp": "llama.cpp"}
 HEAD_TRAINING = "head-training-qwen1.5b.json"  # α by draft step, and the minutes of each
-PASSES_BESIDE = "passes-zen4.json"  # of native and llama.cpp, by model, format and threads
+# Passes of native and llama.cpp, by model, format and threads: with VNNI, and with AVX2 alone.
+PASSES_WITH_VNNI, PASSES_WITH_AVX2 = "passes-zen4.json", "passes-avx2.json"
 LONG_CONTEXTS = "passes-long-zen4.json"  # the same by context and format of K/V
 
 
@@ -89,17 +90,17 @@ def list_task_rows(
             yield start, entry, by_name, " | ".join(cells)
 
 
-def passes(threads: Sequence[int]) -> str:
+def passes(name: str, threads: Sequence[int]) -> str:
     """Passes of the engine native and of llama.cpp over the same file, by number of tokens."""
     heads = ("model, weights, threads", "ms a token", "over llama.cpp's", "share of read speed")
     heads += ("v 2, 4, 8, 16", "llama.cpp's", "prefill of 512, over llama.cpp's")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for entry in json.loads((RECIPE_FILES / PASSES_BESIDE).read_text("utf-8")):
+    for entry in json.loads((RECIPE_FILES / name).read_text("utf-8")):
         if entry["threads"] in threads:
-            name = f"{entry['model']}, {entry['threads']}"
+            start = f"{entry['model']}, {entry['threads']}"
             share = f"{entry['read_rate'] / entry['read_ceiling']:.2f}"
             one, ratio, v, prefill = _describe_passes(entry["ms"])
-            lines.append(f"| {name} | {one} | {ratio} | {share} | {v} | {prefill} |")
+            lines.append(f"| {start} | {one} | {ratio} | {share} | {v} | {prefill} |")
     return "\n".join(lines) + "\n"
 
 

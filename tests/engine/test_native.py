@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -525,6 +526,24 @@ def test_a_library_that_the_wheel_brought_needs_no_compiler(
         monkeypatch.setattr(building, "_loaded", {})
         assert load() == best
     assert not elsewhere.exists()
+
+
+def test_a_wheel_brings_the_kernels_of_its_own_folder_and_not_of_an_installed_package(
+    tmp_path: Path,
+) -> None:
+    package = tmp_path / "skipsearch" / "engine" / "native"
+    package.mkdir(parents=True)
+    (package / "build.py").write_text(
+        "SHIPPED = None\ndef ship_libraries(progress):\n    print(__file__)\n    return []\n"
+    )
+    for folder in (package, *package.parents[:2]):
+        (folder / "__init__.py").touch()
+    (tmp_path / "tools").mkdir()
+    program = shutil.copy(
+        Path(__file__).parents[2] / "tools" / "ship_kernels.py", tmp_path / "tools"
+    )
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == str(package / "build.py")
 
 
 @pytest.mark.parametrize(("machine", "others"), [("x86_64", {"neon"}), ("aarch64", X86_SETS)])
