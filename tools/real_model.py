@@ -248,8 +248,8 @@ def try_model(model: str) -> None:
         systems.append("llama-cpp")
     else:
         print(
-            "\nllama.cpp takes no part: CMAKE_ARGS=-DGGML_NATIVE=ON pip install "
-            "'skipsearch[llama-cpp]'"
+            "\nllama.cpp takes no part: CMAKE_ARGS=-DGGML_NATIVE=ON .venv/bin/python -m pip "
+            "install llama-cpp-python"
         )
     printed = run_step(
         "Measure on hold-out prompts, in turn",

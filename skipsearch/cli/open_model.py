@@ -255,10 +255,13 @@ def _suggest_task(model_name: str, task: str, tasks: Sequence[str]) -> str:
     raise AssertionError(tasks)
 
 
-def warn_about_verdict(profile: Profile | None, sampling: Mapping[str, Any] | None = None) -> None:
+def warn_about_verdict(
+    profile: Profile | None, sampling: Mapping[str, Any] | None = None, use: str = "is used with"
+) -> None:
     """Warn of a profile that decodes plainly, was never measured, or was made for other sampling.
 
-    sampling: temperature, top_p and top_k of the requests, as far as they have them.
+    sampling: temperature, top_p and top_k of the requests, as far as they have them. use: what the
+    warning says of these.
     """
     from pydantic import ValidationError
 
@@ -269,7 +272,7 @@ def warn_about_verdict(profile: Profile | None, sampling: Mapping[str, Any] | No
         values = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, **sampling}
         with suppress(ValidationError):  # the server names a value that is none
             used = ProfileSampling(**{name: values[name] for name in ProfileSampling.model_fields})
-            warn(sampling_warnings(profile, used))
+            warn(sampling_warnings(profile, used, use))
     if profile is not None and profile.verdict == "plain":
         warn(
             [

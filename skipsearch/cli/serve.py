@@ -194,7 +194,7 @@ def serve(
     warn(decoder.warnings)
     sampling = adapter.spec.sampling_defaults if generation_config == "auto" else {}
     unnamed = {"temperature": 1, **sampling}  # of requests that do not name them
-    warn_about_verdict(loaded, unnamed)
+    warn_about_verdict(loaded, unnamed, "requests that name no temperature have")
     if batch_passes:
         _warn_of_unmeasured_batches(loaded)
     limits = Limits(

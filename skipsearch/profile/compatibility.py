@@ -56,8 +56,13 @@ def compatibility_warnings(
     return [f"{text}; the output stays the full model's own" for text in differences]
 
 
-def sampling_warnings(profile: Profile, used: ProfileSampling) -> list[str]:
-    """Return a warning about decoding with other sampling than that the profile was made for."""
+def sampling_warnings(
+    profile: Profile, used: ProfileSampling, use: str = "is used with"
+) -> list[str]:
+    """Return a warning about decoding with other sampling than that the profile was made for.
+
+    use: what the warning says of `used`.
+    """
     made = profile.task.sampling
     # Top-p and top-k have no effect if both are greedy.
     if (
@@ -67,9 +72,9 @@ def sampling_warnings(profile: Profile, used: ProfileSampling) -> list[str]:
     ):
         return []
     return [
-        f"this profile was made for {_describe_sampling(made)}, and is used with "
-        f"{_describe_sampling(used)}: drafts are accepted at another rate, so `tune` with these "
-        "values may find a faster one; tokens still follow the full model's own distribution"
+        f"this profile was made for {_describe_sampling(made)}, and {use} "
+        f"{_describe_sampling(used)}: drafts are then accepted at another rate, so `tune` with "
+        "these values may find a faster one; tokens still follow the full model's own distribution"
     ]
 
 

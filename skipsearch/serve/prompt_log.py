@@ -12,6 +12,7 @@ from typing import Any
 
 from skipsearch.errors import SkipSearchError
 from skipsearch.models.chat.chat_text import encode_prompt
+from skipsearch.tasks.prompt_rows import SERVED_COLUMN
 
 
 class PromptLog:
@@ -50,7 +51,8 @@ class PromptLog:
 
     def write(self, prompts: Sequence[Sequence[int]]) -> None:
         """Append prompts, given as token ids. If the disk is full, warn once and write no more."""
-        lines = "".join(json.dumps({"prompt": self._to_text(ids)}) + "\n" for ids in prompts)
+        rows = ({"prompt": self._to_text(ids), SERVED_COLUMN: True} for ids in prompts)
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
         with self._lock:
             if self._file is None:
                 return

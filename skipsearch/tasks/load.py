@@ -190,7 +190,7 @@ def _task_from_data_file(path: Path, chat: bool) -> Task:
     """Return the task of a file of prompts that no manifest describes."""
     rows = read_data_file(path)
     chat = chat or all(name_conversation(row) for row in rows)
-    prompts = [strip_final_newline(prompt_from_row(row, chat)) for row in rows]
+    prompts = [strip_final_newline(prompt_from_row(row, chat), row) for row in rows]
     calibration, holdout = split_pool(prompts, JSONL_CALIBRATION, JSONL_HOLDOUT, 0, str(path))
     read_columns = sorted({name_read_columns(row) for row in rows} - {"prompt"})
     notes = (

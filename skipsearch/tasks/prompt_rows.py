@@ -14,6 +14,8 @@ from skipsearch.tasks.rows import Row, take_first_turn
 from skipsearch.tasks.split import stable_key
 from skipsearch.tasks.task import Prompt
 
+SERVED_COLUMN = "as_served"  # of a line of `serve --log-prompts`: true
+
 # The shapes of a line that no manifest describes: its columns and their template, as text to
 # continue and as a request to a chat model. The first shape that fits is used.
 ROW_SHAPES = {
@@ -102,16 +104,19 @@ def render_row(row: Row, manifest: Manifest) -> RenderedRow:
             row.id, _render_template(row, manifest.template, row.columns), _read_category(row)
         )
     )
-    return RenderedRow(row, strip_final_newline(prompt), is_complete=bool(missing))
+    return RenderedRow(row, strip_final_newline(prompt, row), is_complete=bool(missing))
 
 
-def strip_final_newline(prompt: Prompt) -> Prompt:
-    """Remove line breaks from the end of a prompt.
+def strip_final_newline(prompt: Prompt, row: Row) -> Prompt:
+    """Remove line breaks from the end of a row's prompt.
 
     Many tokenizers join a line break with the indentation after it. A model has therefore hardly
     seen a line break alone, except at the end of a file. After a prompt that ends in one, it would
     end the text at once. All of HumanEval's prompts end in a line break.
+    A prompt that a server kept stays as it is, because many chat templates end in a line break.
     """
+    if row.columns.get(SERVED_COLUMN) is True:
+        return prompt
     return replace(prompt, text=prompt.text.rstrip("\r\n"))
 
 

@@ -76,6 +76,7 @@ def test_every_form_has_a_recorded_answer_and_a_template() -> None:
         ("", "<call>$arguments"),
         ("", "<call $name>$args"),
         ("", "<call>$arguments</call $name>"),
+        ("", '{"name": "$name", "arguments": $arguments, "id": "$id"}'),
     ],
 )
 def test_a_form_that_breaks_a_rule_is_refused(trigger: str, call: str) -> None:

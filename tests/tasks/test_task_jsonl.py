@@ -399,3 +399,10 @@ def test_a_text_of_both_pools_is_held_out_alone() -> None:
     assert ([p.id for p in front], [p.id for p in back]) == (["a"], ["c"])
     with pytest.raises(TaskError, match="no prompt for the calibration split"):
         pair_pools([Prompt("b", "two")], [Prompt("c", "two")], 5, 5, 0, "here")
+
+
+def test_a_prompt_that_a_server_kept_keeps_the_line_break_of_its_template(tmp_path: Path) -> None:
+    path = tmp_path / "asked.jsonl"
+    path.write_text('{"prompt": "a\\n"}\n{"prompt": "b\\n", "as_served": true}\n')
+    task = load_task(path)
+    assert {prompt.text for prompt in (*task.calibration, *task.holdout)} == {"a", "b\n"}

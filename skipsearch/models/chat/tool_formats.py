@@ -79,8 +79,9 @@ class Fields:
 class ToolFormat:
     """One form of calls.
 
-    call: a call with `$name`, `$arguments` after it, and perhaps `$number` or `$id`. White space in
-    it is optional when it is read. If arguments are fields, a mark ends the call.
+    call: a call with `$name`, perhaps `$number` or `$id`, and `$arguments`, after which is only
+    fixed text. White space in it is optional when it is read. If arguments are fields, a mark ends
+    the call.
     template_marks: a chat template that contains every one of these texts is of this form. also:
     other forms of a call that are read. begin, separator, end: before, between and after the calls
     of an answer. fields: None if arguments are JSON. fences: texts before and after JSON that is a
@@ -112,12 +113,12 @@ class ToolFormat:
         for call in (self.call, *self.also):
             parts = set(re.findall(r"\$\w+", call))
             has_order = re.search(r"\$name.*\$arguments", call, re.DOTALL)
-            if not has_order or parts - {"$name", "$arguments", *IDS}:
-                raise ValueError(
-                    f"a call of the form {self.name} is {call!r}: it has $name and then "
-                    f"$arguments, and of others only {', '.join(IDS)}"
-                )
             before, _, after = call.partition("$arguments")
+            if not has_order or parts - {"$name", "$arguments", *IDS} or "$" in after:
+                raise ValueError(
+                    f"a call of the form {self.name} is {call!r}: it has $name, then $arguments "
+                    f"and then fixed text, and before it of others only {', '.join(IDS)}"
+                )
             follows_name = before.partition("$name")[2]
             if self.fields is not None and not after.strip():
                 raise ValueError(
