@@ -31,6 +31,9 @@ class ContextTokens(FrozenModel):
         return self
 
 
+NOT_COMPARED = "not compared: this task draws its tokens at random"
+
+
 class Lossless(FrozenModel):
     """Greedy tokens with this profile compared with plain decoding of the same prompts."""
 

@@ -11,7 +11,7 @@ from rich.style import Style
 
 from skipsearch.core.mask import SkipMask
 from skipsearch.core.stats import DrafterStats
-from skipsearch.profile.measurement import Lossless
+from skipsearch.profile.measurement import NOT_COMPARED, Lossless
 from skipsearch.profile.schema import DrafterCounts, Measurement, Profile
 
 _VERDICTS = {
@@ -191,7 +191,7 @@ def _measurement_lines(measurement: Measurement) -> list[str]:
 def describe_losslessness(lossless: Lossless) -> str:
     """Return how many answers equal those of plain decoding."""
     if not lossless.prompts:
-        return "not compared: this task draws its tokens at random"
+        return NOT_COMPARED
     return f"{lossless.identical} of {lossless.prompts} prompts identical to plain decoding"
 
 

@@ -13,6 +13,7 @@ from skipsearch.models.adapter import ModelAdapter
 from skipsearch.profile import Profile
 from skipsearch.profile.canonical import to_plain_data
 from skipsearch.profile.compatibility import compatibility_warnings, sampling_warnings
+from skipsearch.profile.measurement import NOT_COMPARED
 from skipsearch.profile.paths import ANY
 from skipsearch.profile.schema import Measurement, Provenance, TaskInfo
 from skipsearch.replay.workload import make_workload
@@ -93,7 +94,7 @@ class Verification:
     def describe_losslessness(self) -> str:
         measured, claim = _require_measurement(self.remeasured).lossless, self.claim.measured
         if not measured.prompts:
-            return "not compared: this task draws its tokens at random"
+            return NOT_COMPARED
         text = f"identical to plain decoding on {measured.identical} of {measured.prompts} prompts"
         if (gap := measured.first_divergence_logit_gap) is not None:
             text += (
