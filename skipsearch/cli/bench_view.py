@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Column, Table
 
 from skipsearch.cli.terminal import Terminal
+from skipsearch.core.sizes import format_tokens_per_s
 
 if TYPE_CHECKING:
     from skipsearch.bench import BatchRow, BenchRow, CostRow
@@ -47,8 +48,8 @@ def print_rows(console: Terminal, rows: Sequence[BenchRow]) -> None:
             r.system,
             "–".join(map(_format_ms, r.ms_per_token_quartiles)),
             f"{r.first_token_ms:.0f} ms",
-            f"{r.tokens_per_second:.0f}",
-            f"{r.end_to_end_tokens_per_second:.0f}",
+            format_tokens_per_s(r.tokens_per_second),
+            format_tokens_per_s(r.end_to_end_tokens_per_second),
             memory,
             _format_number(r.memory_normalised),
         )
@@ -115,7 +116,7 @@ def print_batches(console: Terminal, rows: Sequence[BatchRow]) -> None:
             str(r.requests),
             r.system,
             r.engine,
-            f"{r.tokens_per_second:.0f}",
+            format_tokens_per_s(r.tokens_per_second),
             f"{r.against_one:.2f}×",
             f"{r.speedup.mean:.2f}",
             f"{r.speedup.low:.2f}–{r.speedup.high:.2f}",

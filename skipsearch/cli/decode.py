@@ -26,6 +26,7 @@ from skipsearch.cli.options import (
     warn,
 )
 from skipsearch.cli.streams import decode_argument
+from skipsearch.core.sizes import format_tokens_per_s
 from skipsearch.profile.paths import ANY
 
 if TYPE_CHECKING:
@@ -407,7 +408,8 @@ def _print_summary(
     line = f"{name}: {stats.tokens} new token{plural}, {FINISH_NOTES[result.finish_reason]}"
     line += "" if kinds else ", decoded plainly"
     if pace:
-        line += f", {1 / pace:.0f} tokens/s after a prefill of {stats.prefill_seconds:.2f} s"
+        line += f", {format_tokens_per_s(1 / pace)} tokens/s"
+        line += f" after a prefill of {stats.prefill_seconds:.2f} s"
         line += f", τ {stats.tau:.2f}" if kinds else ""
     if stats.alpha is not None:
         line += f", α {stats.alpha:.2f}"
@@ -427,7 +429,7 @@ def _print_summary(
     elif checked and checked["identical"]:
         plain = checked["plain_seconds_per_token"]
         pace_of_plain = (
-            f", which made {1 / plain:.0f} tokens/s" if plain else ""
+            f", which made {format_tokens_per_s(1 / plain)} tokens/s" if plain else ""
         )  # no ratio: one run of one prompt is mostly noise
         err.print(f"tokens identical to plain decoding{pace_of_plain}", style="green")
     elif checked:

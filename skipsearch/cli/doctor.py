@@ -126,13 +126,12 @@ def _is_busy() -> bool:
 
 
 def _check_memory() -> str:
-    import os
     import shutil
 
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return (
-        f"{pages:.1f} GiB of memory and {shutil.disk_usage('.').free / 2**30:.0f} GiB of disk free"
-    )
+    from skipsearch.models.loading.placement import available_host_memory
+
+    memory, disk = available_host_memory() / 2**30, shutil.disk_usage(".").free / 2**30
+    return f"{memory:.1f} GiB of memory and {disk:.0f} GiB of disk free"
 
 
 def _check_quantization() -> str:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skipsearch.cli.terminal import Terminal, escape_controls
+from skipsearch.core.sizes import format_tokens_per_s
 from skipsearch.decoding.recording import Recording, record_answer
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _draw(console: Terminal, plain: Recording, drafted: Recording, seconds: floa
         text = draw_text(run, seconds)
         lines = text.wrap(console, console.width // 2 - 4)[-TEXT_LINES:]
         is_done = seconds >= run.duration_s
-        pace = f"{run.tokens_per_second:.0f} tokens/s" if is_done else "…"
+        pace = f"{format_tokens_per_s(run.tokens_per_second)} tokens/s" if is_done else "…"
         panels.append(
             Panel(
                 Text("\n").join(lines),

@@ -5,6 +5,7 @@ interval.
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -43,6 +44,13 @@ Text = Annotated[
     str, StringConstraints(min_length=1, max_length=300), AfterValidator(_check_printable_line)
 ]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+def to_name(text: str) -> str:
+    """Return a `Name` like a text, which is also a valid and visible file name on every system."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:100] or "unknown"
+
+
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 GitCommit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{7,64}(-dirty)?$")]
 _DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"

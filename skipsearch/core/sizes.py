@@ -1,4 +1,4 @@
-"""Read amounts of memory from text."""
+"""Amounts of memory and speeds, as text."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def parse_bytes(text: str, whole: int | None = None) -> int:
             return 0
     examples = "200MB, 2GB or 0" if whole is None else "10%, 200MB or 2GB"
     raise ValueError(f"{text!r} is no amount of memory: write {examples}")
+
+
+def format_tokens_per_s(value: float) -> str:
+    """Return a speed in tokens a second, below 100 with a decimal: there a half is 1 % or more."""
+    return f"{value:.{1 if value < 100 else 0}f}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+from skipsearch.core.sizes import format_tokens_per_s
 from skipsearch.core.stats import DecodeStats
 from skipsearch.decoding import Chunk, Decoder, Request
 from skipsearch.decoding.request import RequestOptions
@@ -145,7 +146,7 @@ class Conversation:
             f"first token after {stats.prefill_seconds:.2f} s",
         ]
         if pace:
-            words.append(f"then {1 / pace:.0f} tokens/s, τ {stats.tau:.2f}")
+            words.append(f"then {format_tokens_per_s(1 / pace)} tokens/s, τ {stats.tau:.2f}")
         if stats.alpha is not None:
             words.append(f"α {stats.alpha:.2f}")
         kinds = (spec.kind for spec in self.decoder.recipe.drafters)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from skipsearch.core.schema_types import to_name
 from skipsearch.errors import ProfileError
 from skipsearch.profile.schema import Profile
 
@@ -43,22 +43,17 @@ def model_folder(model_id: str) -> str:
     """Return org--name for `org/name`, and the folder's name for the path of a local model."""
     parts = [part for part in model_id.split("/") if part]
     is_hub_id = len(parts) == 2 and not model_id.startswith(("/", "~", "."))
-    return _slug("--".join(parts) if is_hub_id else "".join(parts[-1:]))
+    return to_name("--".join(parts) if is_hub_id else "".join(parts[-1:]))
 
 
 def device_slug(name: str, count: int = 1) -> str:
     """Return nvidia-h200 for `NVIDIA H200`, and 2x-nvidia-h200 for two of them."""
-    return _slug(f"{count}x {name}" if count > 1 else name).lower()
+    return to_name(f"{count}x {name}" if count > 1 else name).lower()
 
 
 def weights_slug(dtype: str | None, quantization: str | None) -> str:
     """Return `bfloat16`, or `bfloat16-native-8bit` for quantised weights."""
-    return _slug("-".join(filter(None, (dtype, quantization)))) if dtype or quantization else ANY
-
-
-def _slug(text: str) -> str:
-    """Return a file name that is valid on every system, and is never `.`, `..` or hidden."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:100] or "unknown"
+    return to_name("-".join(filter(None, (dtype, quantization)))) if dtype or quantization else ANY
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from skipsearch.core.registry import unknown_name
+from skipsearch.core.schema_types import to_name
 from skipsearch.errors import TaskError
 from skipsearch.tasks.conversations import name_conversation
 from skipsearch.tasks.manifest import (
@@ -108,7 +109,7 @@ def task_name(name_or_path: str | Path) -> str:
     """
     path = Path(name_or_path)
     if is_data_file(path):
-        return path.stem
+        return to_name(path.stem)
     return (
         read_manifest(manifest_path(path)).name
         if path.is_dir() or path.suffix in (".yaml", ".yml")
@@ -199,7 +200,7 @@ def _task_from_data_file(path: Path, chat: bool) -> Task:
         *shortfall_notes("hold-out", holdout, JSONL_HOLDOUT),
     )
     return Task(
-        name=path.stem,
+        name=to_name(path.stem),
         version=1,
         description=f"the prompts of {path.name}",
         sampling=TaskSampling(),

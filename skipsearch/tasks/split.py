@@ -28,21 +28,25 @@ def order_prompts(prompts: Iterable[Prompt], seed: int) -> list[Prompt]:
     distinct: dict[str, Prompt] = {}
     for prompt in prompts:
         distinct.setdefault(prompt.text.strip(), prompt)
-    first = find_first_requests(distinct)
+    first = find_first_requests(distinct.values())
     order = {text: (stable_key(seed, first[text]), stable_key(seed, text)) for text in distinct}
     return [distinct[text] for text in sorted(distinct, key=order.__getitem__)]
 
 
-def find_first_requests(texts: Iterable[str]) -> dict[str, str]:
-    """Return the first request of the conversation of each text.
+def find_first_requests(prompts: Iterable[Prompt]) -> dict[str, str]:
+    """Return the first request of the conversation of each prompt, by its text.
 
     A later request of a conversation begins with an earlier one, as an agent sends it. Texts of
     fewer than MIN_REQUEST_LENGTH characters are no such beginning.
     """
+    # The text of a single turn of a user has no "user: ".
+    requests = {
+        p.text.strip(): p.text.strip().removeprefix("user: " if p.turns else "") for p in prompts
+    }
     first, root = dict[str, str](), ""
-    for text in sorted(texts):
-        if len(root) < MIN_REQUEST_LENGTH or not text.startswith(root):
-            root = text
+    for text in sorted(requests, key=requests.__getitem__):
+        if len(root) < MIN_REQUEST_LENGTH or not requests[text].startswith(root):
+            root = requests[text]
         first[text] = root
     return first
 
@@ -68,7 +72,7 @@ def split_pool(
     n_holdout = min(holdout, max(len(pool) // 2, len(pool) - calibration))
     n_calibration = min(calibration, len(pool) - n_holdout)
     front, back = pool[:n_calibration], pool[len(pool) - n_holdout :]
-    first = find_first_requests(prompt.text.strip() for prompt in pool)
+    first = find_first_requests(pool)
     held_out = {first[prompt.text.strip()] for prompt in back}
     return [p for p in front if first[p.text.strip()] not in held_out] or front, back
 

@@ -9,6 +9,7 @@ import pytest
 from skipsearch.bench import BenchRow
 from skipsearch.cli.bench_view import print_rows
 from skipsearch.cli.terminal import Terminal
+from skipsearch.core.sizes import format_tokens_per_s
 from skipsearch.core.stats import Estimate
 
 
@@ -41,3 +42,8 @@ def test_bench_cuts_no_number_on_a_narrow_terminal(width: int) -> None:
     assert "…" not in said.getvalue()
     for number in ("12346", "1.11–1.35", "10 of 16", "12000–13000", "1234 ms", "39000 MB", "23457"):
         assert number in said.getvalue(), number
+
+
+@pytest.mark.parametrize(("speed", "text"), [(8.449, "8.4"), (99.94, "99.9"), (1234.5, "1234")])
+def test_a_slow_models_speed_has_a_decimal(speed: float, text: str) -> None:
+    assert format_tokens_per_s(speed) == text

@@ -118,6 +118,26 @@ def test_a_name_is_complete_before_a_field_on_a_line_of_its_own() -> None:
     assert [(name, json.loads(text)) for name, text in calls.values()] == called
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_white_space_that_a_form_lacks_is_read_next_to_brackets(indent: int | None) -> None:
+    form = ToolFormat(
+        "Mine",
+        '{"type": "function", "function": {"name": "$name", "arguments": $arguments}}',
+        ("<calls>",),
+        begin="<calls>[",
+        separator=", ",
+        end="]</calls>",
+    )
+    functions = [{"name": name, "arguments": {"a": [1]}} for name in "fg"]
+    listed = json.dumps([{"type": "function", "function": f} for f in functions], indent=indent)
+    content, calls = read(CallReader(form), list(f"Wait.\n<calls>\n{listed}\n</calls>"))
+    assert content == "Wait."
+    assert [(name, json.loads(text)) for name, text in calls.values()] == [
+        ("f", {"a": [1]}),
+        ("g", {"a": [1]}),
+    ]
+
+
 def test_arguments_in_json_are_returned_while_they_grow() -> None:
     reader, seen = CallReader(HERMES), ""
     for character in '<tool_call>\n{"name": "f", "arguments": {"a": "long tex':

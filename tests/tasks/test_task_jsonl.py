@@ -10,10 +10,13 @@ import pytest
 from helpers.letter_tokenizer import CHAT_TEMPLATE, letter_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
+from skipsearch.core.schema_types import Name
 from skipsearch.errors import TaskError
 from skipsearch.replay.workload import encode_task_prompt, render_prompt
 from skipsearch.tasks import Prompt, load_task, read_prompts
+from skipsearch.tasks.load import task_name
 from skipsearch.tasks.manifest import read_manifest
 from skipsearch.tasks.split import pair_pools, split_pool
 
@@ -270,9 +273,44 @@ def test_requests_of_one_conversation_are_not_searched_and_measured_on_both(json
     assert len(alone.calibration) == len(alone.holdout) == 3, "there is no other text"
 
 
+def test_a_first_request_without_a_system_prompt_belongs_to_its_conversation(jsonl: Write) -> None:
+    rows = []
+    for name in "abcdefgh":
+        first = {"role": "user", "content": f"{name} " + "Mend the code. " * 10}
+        answer = {"role": "assistant", "content": "Done."}
+        second = {"role": "user", "content": "Go on."}
+        rows += [{"messages": [first]}, {"messages": [first, answer, second]}]
+    task = load_task(jsonl(rows))
+    names = [
+        {p.text.removeprefix("user: ")[0] for p in half}
+        for half in (task.calibration, task.holdout)
+    ]
+    assert names[0] | names[1] == {*"abcdefgh"}
+    assert not names[0] & names[1]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("my chats (1).jsonl", "my-chats-1"),
+        ("2026-01-01T12:00.jsonl", "2026-01-01T12-00"),
+        ("_prompts.jsonl", "prompts"),
+        ("\u5bf9\u8bdd.jsonl", "unknown"),
+    ],
+)
+def test_a_file_of_any_name_is_a_task_whose_name_a_profile_can_hold(
+    file: str, name: str, tmp_path: Path
+) -> None:
+    path = write_rows(tmp_path / file, [{"prompt": f"number {i}"} for i in range(4)])
+    assert load_task(path).name == task_name(path) == name
+    assert TypeAdapter(Name).validate_python(name) == name
+
+
 def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
     """Write rows in the format that the ending of a path names."""
-    if path.suffix == ".json":
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
     elif path.suffix == ".csv":
         lines = [",".join(rows[0]), *(",".join(f'"{v}"' for v in row.values()) for row in rows)]

@@ -65,7 +65,7 @@ def _compile_patterns(form: ToolFormat) -> _Patterns:
     begin = _make_tolerant(form.begin)
     for i, call in enumerate((form.call, *form.also)):
         before, after = call.split("$arguments")
-        ends = (*after.split(), form.separator.strip(), *form.end.split())
+        ends = (*_split_marks(after, form), form.separator.strip(), *_split_marks(form.end, form))
         closing[f"call{i}"] = tuple(filter(None, ends))
         head = _make_tolerant(before)
         if form.fields is None:
@@ -97,6 +97,16 @@ def _compile_patterns(form: ToolFormat) -> _Patterns:
         re.compile("|".join(bare) or never, re.DOTALL),
         closing,
     )
+
+
+def _split_marks(text: str, form: ToolFormat) -> list[str]:
+    """Return the marks of a text after the arguments, before each of which may be white space.
+
+    After arguments in JSON a closing bracket is a mark of its own; `[/END]` is one mark.
+    """
+    if form.fields is not None:
+        return text.split()
+    return re.findall(r"[\]}]|[^\s\[\]}]*\[[^\s\]]*\]|[^\s\]}]+", text)
 
 
 def _make_tolerant(text: str) -> str:
