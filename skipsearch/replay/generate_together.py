@@ -55,15 +55,15 @@ def generate_continuations(
     sampling: SamplingParams = GREEDY,
     seed: int = 0,
     constraint: Constraint | None = None,
-    keep_kv: bool = False,
+    max_kv_bytes: float = 0,
     keep_states: bool = False,
 ) -> list[Continuation]:
     """Return the continuation of each prompt.
 
     A text ends as in decoding: by end of sequence, a repeat, the length or the model's context.
     sampling: as for the decoder; prompt i has the seed `seed + i`.
-    keep_kv: keep the K/V of the texts, if the model's cache is a plain one. keep_states: keep the
-    input and the output of the last layer.
+    max_kv_bytes: of the K/V of texts, which are kept if the model's cache is a plain one; the last
+    text may go beyond it. keep_states: keep the input and the output of the last layer.
     progress(tokens done, tokens that may be generated): if a text ends early, the rest of its
     tokens count as done.
 
@@ -96,9 +96,10 @@ def generate_continuations(
             stoppers,
             chooser,
             _after(done, total, progress),
-            keep_kv,
+            max_kv_bytes,
             keep_states,
         )
+        max_kv_bytes -= sum(text.kv.nbytes for text in texts if text.kv is not None)
         written |= zip(group, texts, strict=True)
         done += sum(max_tokens[i] for i in group)
     return [written[i] for i in range(len(prompt_ids))]
@@ -113,7 +114,7 @@ def continue_in_turn(
     sampling: SamplingParams = GREEDY,
     seed: int = 0,
     constraint: Constraint | None = None,
-    keep_kv: bool = False,
+    max_kv_bytes: float = 0,
     keep_states: bool = False,
 ) -> list[Continuation]:
     """Generate as `generate_continuations` does, but one prompt at a time, and keep nothing.
@@ -242,7 +243,7 @@ def _generate_group(
     stoppers: Sequence[StopCondition],
     chooser: _Chooser,
     progress: Callable[[int], None],
-    keep_kv: bool,
+    max_kv_bytes: float,
     keep_states: bool,
 ) -> list[Continuation]:
     spec = model.spec
@@ -274,10 +275,12 @@ def _generate_group(
     kv_by_text: dict[int, TextKV] = {}
 
     def keep_rows(texts: Sequence[int]) -> None:
-        if keep_kv and type(cache) is KVCache:
-            for text in texts:
+        nonlocal max_kv_bytes
+        for text in texts if type(cache) is KVCache else ():
+            if max_kv_bytes > 0:
                 n_read = len(prompt_ids[text]) + len(generated[text]) - 1
-                kv_by_text[text] = copy_text_kv(cache, rows.index(text), n_read)
+                kv_by_text[text] = kv = copy_text_kv(cache, rows.index(text), n_read)
+                max_kv_bytes -= kv.nbytes
 
     max_ended_share = MAX_ENDED_SHARE.get(spec.device.type, MAX_ENDED_SHARE["cpu"])
     while True:

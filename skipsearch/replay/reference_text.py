@@ -176,7 +176,7 @@ def write_reference_text(
             settings.sampling,
             seed,
             settings.constraint,
-            keep_kv=max_kv_bytes > 0,
+            max_kv_bytes=max_kv_bytes,
             keep_states=keep_states,
         )
         max_kv_bytes -= sum(text.kv.nbytes for text in written if text.kv is not None)

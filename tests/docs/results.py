@@ -54,6 +54,7 @@ TASK_NAMES = {
 }
 PICTURED = {"gsm8k": "GSM8K", "chat": "chat"}
 WHOLE_ANSWERS = sorted((ROOT / "docs" / "results").glob("whole-answers-*.json"))
+WHOLE_ANSWERS_WITH_AVX2 = sorted((ROOT / "docs" / "results").glob("avx2-whole-answers-*.json"))
 # Systems of `bench run` -> what tables and bars call them.
 BARS = {"profile": "chosen by tune", "lookup": "lookup alone", "llama-cpp": "llama.cpp"}
 HEAD_TRAINING = "head-training-qwen1.5b.json"  # α by draft step, and the minutes of each
@@ -202,12 +203,12 @@ def _read_whole_answers(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8"))  # type: ignore[no-any-return]
 
 
-def whole_answers_table() -> str:
-    """Whole answers of two pretrained models: plain, drafted, and by llama.cpp."""
+def whole_answers_table(files: Sequence[Path]) -> str:
+    """Whole answers of pretrained models: plain, drafted, and by llama.cpp."""
     heads = ("task, model", "prompts", "plain", *BARS.values())
     heads += ("masks judged", "chosen")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for entry in map(_read_whole_answers, WHOLE_ANSWERS):
+    for entry in map(_read_whole_answers, files):
         rows = {row["system"]: row for row in entry["bench"]["rows"]}
         cells = [f"{TASK_NAMES[entry['task']]}, {entry['name']}", rows["plain"]["prompts"]]
         cells += [f"{rows['plain']['ms_per_token']:.1f} ms", *(speedup(rows[s]) for s in BARS)]

@@ -140,7 +140,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "passes-two-threads": lambda: results.passes(results.PASSES_WITH_VNNI, (2,)),
     "passes-avx2": lambda: results.passes(results.PASSES_WITH_AVX2, (2, 1)),
     "long-contexts": results.long_contexts,
-    "whole-answers": results.whole_answers_table,
+    "whole-answers": lambda: results.whole_answers_table(results.WHOLE_ANSWERS),
+    "whole-answers-avx2": lambda: results.whole_answers_table(results.WHOLE_ANSWERS_WITH_AVX2),
     **{path.stem: methods(path) for path in results.METHODS},
 }
 PICTURES = {

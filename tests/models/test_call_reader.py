@@ -138,6 +138,14 @@ def test_white_space_that_a_form_lacks_is_read_next_to_brackets(indent: int | No
     ]
 
 
+@pytest.mark.parametrize(
+    "answer", ['<call> f({"a": [1]})</call>', '<call>f ( {"a": [1]}\n) </call>']
+)
+def test_round_brackets_may_have_white_space_next_to_them(answer: str) -> None:
+    form = ToolFormat("Mine", "<call>$name($arguments)</call>", ("<call>",), trigger="<call>")
+    assert read(CallReader(form), list(answer)) == ("", {0: ("f", '{"a": [1]}')})
+
+
 def test_arguments_in_json_are_returned_while_they_grow() -> None:
     reader, seen = CallReader(HERMES), ""
     for character in '<tool_call>\n{"name": "f", "arguments": {"a": "long tex':

@@ -167,6 +167,23 @@ def test_on_an_engine_that_keeps_a_rows_bits_a_sample_does_not_depend_on_the_bat
         assert tokens_of(found) == expected
 
 
+@pytest.mark.parametrize("most", [1, 2, 9])
+def test_kv_are_kept_while_their_memory_lasts(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = tiny_model_and_reference()
+    monkeypatch.setattr(generate_together, "PROMPTS_PER_PASS", {"cpu": most})
+
+    def sizes(max_kv_bytes: float) -> list[int]:
+        written = generate_continuations(
+            model, [[5, 17, 40], [9], [3, 8]], 6, None, max_kv_bytes=max_kv_bytes
+        )
+        return [text.kv.nbytes for text in written if text.kv is not None]
+
+    assert sizes(0) == []
+    assert len(sizes(1)) == 1
+    assert len(sizes(sum(sizes(1)) + 1)) == 2
+    assert len(sizes(1e9)) == 3
+
+
 def test_a_model_whose_logits_are_not_numbers_is_named() -> None:
     hf = tiny_llama()
     with torch.no_grad():

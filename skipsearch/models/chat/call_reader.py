@@ -106,13 +106,13 @@ def _split_marks(text: str, form: ToolFormat) -> list[str]:
     """
     if form.fields is not None:
         return text.split()
-    return re.findall(r"[\]}]|[^\s\[\]}]*\[[^\s\]]*\]|[^\s\]}]+", text)
+    return re.findall(r"[\])}]|[^\s\[\])}]*\[[^\s\]]*\]|[^\s\])}]+", text)
 
 
 def _make_tolerant(text: str) -> str:
     """Return an expression for a text of a form, with any white space where JSON allows it."""
     pattern = ""
-    for part in re.findall(r'\s+|[{}\[\]":,]|\$\w+|[^\s{}\[\]":,$]+', text):
+    for part in re.findall(r'\s+|[{}\[\]()":,]|\$\w+|[^\s{}\[\]()":,$]+', text):
         if part.isspace():
             pattern += r"\s*"
         elif part == "$name":
@@ -122,7 +122,7 @@ def _make_tolerant(text: str) -> str:
         elif part in ("arguments", "parameters"):
             pattern += "(?:arguments|parameters)"
         else:
-            space = r"\s*" if part in '{}[]":,' else ""
+            space = r"\s*" if part in '{}[]()":,' else ""
             pattern += space + re.escape(part) + space
     pattern = re.sub(r"(?:\\s\*)+", lambda _: r"\s*", pattern)
     return str(pattern).removeprefix(r"\s*")
