@@ -146,6 +146,13 @@ def test_round_brackets_may_have_white_space_next_to_them(answer: str) -> None:
     assert read(CallReader(form), list(answer)) == ("", {0: ("f", '{"a": [1]}')})
 
 
+def test_a_name_ends_before_the_round_bracket_of_its_arguments() -> None:
+    form = ToolFormat("Mine", "<call>$name($arguments)</call>", (), fields=Fields("$key=$value;"))
+    called = [("f", {"a": "print(1)", "b": "x"})]
+    _, calls = read(CallReader(form), [form.write_calls(called)])
+    assert [(name, json.loads(text)) for name, text in calls.values()] == called
+
+
 def test_arguments_in_json_are_returned_while_they_grow() -> None:
     reader, seen = CallReader(HERMES), ""
     for character in '<tool_call>\n{"name": "f", "arguments": {"a": "long tex':

@@ -19,7 +19,7 @@ Tool = Mapping[str, Any]  # as in OpenAI's field `tools`
 MAX_CALLS = 16  # of one answer that must call tools; a small model may not find an end
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 # A name in a call, which is not JSON text: no space, quote or bracket.
-NAME = r"""[^\s"'\\<>\[\]{}|,]{1,64}"""
+NAME = r"""[^\s"'\\<>\[\](){}|,]{1,64}"""
 # Other parts of a call: as a model writes them, and as a grammar of llguidance does.
 IDS = {"$number": (r"\d+", "/[0-9]+/"), "$id": (r"[\w.:-]+", "/[a-zA-Z0-9]{9}/")}
 
