@@ -270,11 +270,11 @@ def test_that_holds_where_the_models_context_ends_the_text(policy: DraftPolicy) 
 def test_that_holds_for_models_with(family: str) -> None:
     model, prompts = adapted(family), ((5, 17, 40, 3, 8, 8, 21), (9, 2), (12, 3, 3))
     exact = ExactReplay(
-        Replay(model, prompts, 20, end_on_repeat=None), 9
+        Replay(model, prompts, 14, end_on_repeat=None), 9
     )  # windows of 8: some hide the draft's own beginning
     for mask in (SkipMask(3, (1,)), SkipMask(3, (), (0, 2))):
         for policy in (DraftPolicy(9), DraftPolicy(9, Confidence(threshold=0.1))):
-            assert_counts(model, exact, mask, policy, 20, None, prompts)
+            assert_counts(model, exact, mask, policy, 14, None, prompts)
         assert_is_one_by_one(model, exact, prompts, mask)
 
 

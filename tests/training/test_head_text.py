@@ -131,8 +131,9 @@ def test_a_model_without_a_template_begins_from_nothing() -> None:
     wave = requests.list_wave(0)
     assert [request.tokens for request in wave] == [(0,)] * WAVE
     assert len({request.settings for request in wave}) == WAVE, "each has a seed of its own"
-    texts = list(head_text._answer(small_model(), wave))
-    assert len({tuple(text.tokens) for text in texts}) > WAVE // 2
+    short = [replace(r, settings=replace(r.settings, max_new_tokens=12)) for r in wave[:16]]
+    texts = list(head_text._answer(small_model(), short))
+    assert len({tuple(text.tokens) for text in texts}) > 8
     assert {text.n_prompt for text in texts} == {1}
 
 
