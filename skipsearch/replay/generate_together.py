@@ -320,14 +320,15 @@ def _generate_group(
                 [rows[row] for row in remaining],
                 token[remaining],
                 position[remaining],
-                _copy_rows(model, cache, remaining),
+                _take_rows(model, cache, remaining),
             )
 
 
-def _copy_rows(model: ModelAdapter, cache: KVCache, rows: list[int]) -> KVCache:
-    """Return a copy of a cache that has only these rows."""
-    copy = model.new_cache(len(rows), cache.capacity)
+def _take_rows(model: ModelAdapter, cache: KVCache, rows: list[int]) -> KVCache:
+    """Return a cache with only these rows of another, which is emptied layer by layer."""
+    taken = model.new_cache(len(rows), cache.capacity)
     for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
         if keys is not None and values is not None:
-            copy.keys[layer], copy.values[layer] = keys[rows], values[rows]
-    return copy
+            taken.keys[layer], taken.values[layer] = keys[rows], values[rows]
+            cache.keys[layer] = cache.values[layer] = None
+    return taken
