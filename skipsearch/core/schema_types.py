@@ -48,7 +48,8 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,9
 
 def to_name(text: str) -> str:
     """Return a `Name` like a text, which is also a valid and visible file name on every system."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:100] or "unknown"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("-._").rstrip("-.")
+    return name[:100] or "unknown"
 
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

@@ -275,12 +275,10 @@ def _generate_group(
     kv_by_text: dict[int, TextKV] = {}
 
     def keep_rows(texts: Sequence[int]) -> None:
-        nonlocal max_kv_bytes
         for text in texts if type(cache) is KVCache else ():
-            if max_kv_bytes > 0:
+            if sum(kv.nbytes for kv in kv_by_text.values()) < max_kv_bytes:
                 n_read = len(prompt_ids[text]) + len(generated[text]) - 1
-                kv_by_text[text] = kv = copy_text_kv(cache, rows.index(text), n_read)
-                max_kv_bytes -= kv.nbytes
+                kv_by_text[text] = copy_text_kv(cache, rows.index(text), n_read)
 
     max_ended_share = MAX_ENDED_SHARE.get(spec.device.type, MAX_ENDED_SHARE["cpu"])
     while True:

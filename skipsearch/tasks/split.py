@@ -39,7 +39,7 @@ def find_first_requests(prompts: Iterable[Prompt]) -> dict[str, str]:
     A later request of a conversation begins with an earlier one, as an agent sends it. Texts of
     fewer than MIN_REQUEST_LENGTH characters are no such beginning.
     """
-    # The text of a single turn of a user has no "user: ".
+    # `to_plain_text` writes "user: " before a user's first turn, unless it is the only one.
     requests = {
         p.text.strip(): p.text.strip().removeprefix("user: " if p.turns else "") for p in prompts
     }

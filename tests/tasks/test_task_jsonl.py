@@ -295,6 +295,7 @@ def test_a_first_request_without_a_system_prompt_belongs_to_its_conversation(jso
         ("my chats (1).jsonl", "my-chats-1"),
         ("2026-01-01T12:00.jsonl", "2026-01-01T12-00"),
         ("_prompts.jsonl", "prompts"),
+        ("prompts_.jsonl", "prompts_"),
         ("\u5bf9\u8bdd.jsonl", "unknown"),
     ],
 )

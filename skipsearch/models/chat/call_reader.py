@@ -21,6 +21,7 @@ _OBJECT = (
     r'(?:\}|,\s*"(?!arguments"|parameters")\w+"|,\s*"\w+"\s*:\s*\{\s*\{)))|\{\s*'
     rf"{_CHECKED_OBJECT})"
 )
+_SPACED = r'{}\[\]()":,'  # may have white space next to them, in a class of an expression
 
 
 @dataclass
@@ -112,7 +113,7 @@ def _split_marks(text: str, form: ToolFormat) -> list[str]:
 def _make_tolerant(text: str) -> str:
     """Return an expression for a text of a form, with any white space where JSON allows it."""
     pattern = ""
-    for part in re.findall(r'\s+|[{}\[\]()":,]|\$\w+|[^\s{}\[\]()":,$]+', text):
+    for part in re.findall(rf"\s+|[{_SPACED}]|\$\w+|[^\s{_SPACED}$]+", text):
         if part.isspace():
             pattern += r"\s*"
         elif part == "$name":
@@ -122,7 +123,7 @@ def _make_tolerant(text: str) -> str:
         elif part in ("arguments", "parameters"):
             pattern += "(?:arguments|parameters)"
         else:
-            space = r"\s*" if part in '{}[]()":,' else ""
+            space = r"\s*" if re.fullmatch(f"[{_SPACED}]", part) else ""
             pattern += space + re.escape(part) + space
     pattern = re.sub(r"(?:\\s\*)+", lambda _: r"\s*", pattern)
     return str(pattern).removeprefix(r"\s*")
